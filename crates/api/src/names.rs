@@ -1,0 +1,142 @@
+//! Names of everything that is derived from an Etcd or a task, each rule in one place.
+//!
+//! `etcd` is always the name of the Etcd object. Names that etcd-druid gave are kept, so that its clusters are taken
+//! over in place.
+
+/// The longest Etcd name: its StatefulSet's pods carry `<name>-<hash of up to ten characters>` as a label value.
+pub const MAX_ETCD_NAME: usize = 52;
+/// The longest name of a task that runs a Job: [`task_job`] must fit a label value.
+pub const MAX_JOB_TASK_NAME: usize = 56;
+
+/// StatefulSet, PodDisruptionBudget and ServiceAccount carry the Etcd's own name.
+pub fn stateful_set(etcd: &str) -> String {
+    etcd.to_owned()
+}
+
+pub fn pod_disruption_budget(etcd: &str) -> String {
+    etcd.to_owned()
+}
+
+pub fn service_account(etcd: &str) -> String {
+    etcd.to_owned()
+}
+
+/// The pod of a member, by ordinal.
+pub fn pod(etcd: &str, ordinal: u32) -> String {
+    format!("{etcd}-{ordinal}")
+}
+
+/// The ordinal in the name of a pod, member or lease of this Etcd.
+pub fn ordinal(etcd: &str, prefix: Option<&str>, member: &str) -> Option<u32> {
+    let name = match prefix {
+        Some(prefix) => member.strip_prefix(prefix)?.strip_prefix('-')?,
+        None => member,
+    };
+    let digits = name.strip_prefix(etcd)?.strip_prefix('-')?;
+    let canonical = digits == "0" || !digits.starts_with('0');
+    (canonical && digits.bytes().all(|b| b.is_ascii_digit()))
+        .then(|| digits.parse().ok())
+        .flatten()
+}
+
+/// The name of a member in etcd, of its EtcdMember and of its heartbeat Lease: the pod's, after the member name
+/// prefix and a dash where there is one.
+pub fn member(etcd: &str, prefix: Option<&str>, ordinal: u32) -> String {
+    member_prefix(etcd, prefix) + &ordinal.to_string()
+}
+
+/// What the names of all members of this Etcd begin with.
+pub fn member_prefix(etcd: &str, prefix: Option<&str>) -> String {
+    match prefix {
+        Some(prefix) => format!("{prefix}-{etcd}-"),
+        None => format!("{etcd}-"),
+    }
+}
+
+/// The heartbeat Lease of a member.
+pub fn member_lease(etcd: &str, prefix: Option<&str>, ordinal: u32) -> String {
+    member(etcd, prefix, ordinal)
+}
+
+/// The Lease that tells the last revision in a full snapshot, in lease mode.
+pub fn full_snapshot_lease(etcd: &str) -> String {
+    format!("{etcd}-full-snap")
+}
+
+/// The Lease that tells the last revision in a delta snapshot, in lease mode.
+pub fn delta_snapshot_lease(etcd: &str) -> String {
+    format!("{etcd}-delta-snap")
+}
+
+pub fn client_service(etcd: &str) -> String {
+    format!("{etcd}-client")
+}
+
+/// The headless Service that gives each pod its DNS name.
+pub fn peer_service(etcd: &str) -> String {
+    format!("{etcd}-peer")
+}
+
+/// The DNS name of a pod below the peer Service. There is no cluster domain in it: search paths add it.
+pub fn pod_host(etcd: &str, namespace: &str, ordinal: u32) -> String {
+    format!("{}.{}.{namespace}.svc", pod(etcd, ordinal), peer_service(etcd))
+}
+
+/// The DNS name of the client Service.
+pub fn client_host(etcd: &str, namespace: &str) -> String {
+    format!("{}.{namespace}.svc", client_service(etcd))
+}
+
+/// The name by which containers of one pod reach each other; server certificates hold it.
+pub fn local_host(etcd: &str) -> String {
+    format!("{etcd}-local")
+}
+
+pub fn config_map(etcd: &str) -> String {
+    format!("{etcd}-config")
+}
+
+/// Name of the Role of the members. Not a DNS name: see [`crate::labels::value`] for its label.
+pub fn role(etcd: &str) -> String {
+    format!("druid.gardener.cloud:etcd:{etcd}")
+}
+
+/// Name of the RoleBinding of the members.
+pub fn role_binding(etcd: &str) -> String {
+    role(etcd)
+}
+
+/// The Secret with the certificate that the stewards of an Etcd serve with, and its CA.
+pub fn steward_tls_secret(etcd: &str) -> String {
+    format!("{etcd}-steward-tls")
+}
+
+/// The Secret with the certificate that controllers present to the stewards of an Etcd.
+pub fn steward_client_secret(etcd: &str) -> String {
+    format!("{etcd}-steward-client")
+}
+
+/// The Job that compacts the snapshots of an Etcd.
+pub fn compaction_job(etcd: &str) -> String {
+    format!("{etcd}-compactor")
+}
+
+/// The Job of an EtcdCopyBackupsTask or EtcdOpsTask, by the task's name.
+pub fn task_job(task: &str) -> String {
+    format!("{task}-worker")
+}
+
+/// The volume claim of a pod, by the name of the volume claim template.
+pub fn volume_claim(template: &str, etcd: &str, ordinal: u32) -> String {
+    format!("{template}-{}", pod(etcd, ordinal))
+}
+
+/// The EtcdOpsTask that takes the full snapshot before hibernation.
+pub fn hibernation_snapshot_task(etcd: &str, attempt: u32) -> String {
+    format!("{etcd}-hibernation-snapshot-{attempt}")
+}
+
+/// The EtcdOpsTask that takes the full snapshot before an upgrade of etcd.
+pub fn upgrade_snapshot_task(etcd: &str, attempt: u32) -> String {
+    format!("{etcd}-upgrade-snapshot-{attempt}")
+}

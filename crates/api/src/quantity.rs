@@ -1,0 +1,122 @@
+//! Kubernetes quantities (`8Gi`, `500m`, `1e3`) as numbers.
+
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+/// A text that is no quantity, or one that doesn't fit where it is used.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum InvalidQuantity {
+    #[error(
+        "quantity {0:?} is malformed: write a number with an optional suffix, like 8Gi, 500M or 1073741824"
+    )]
+    Malformed(String),
+    #[error("quantity {0:?} is negative")]
+    Negative(String),
+    #[error("quantity {0:?} is larger than 2^63-1 or has too many digits")]
+    TooLarge(String),
+}
+
+/// Binary suffixes and the power of two that each stands for.
+const BINARY: [(&str, u32); 6] = [
+    ("Ki", 10),
+    ("Mi", 20),
+    ("Gi", 30),
+    ("Ti", 40),
+    ("Pi", 50),
+    ("Ei", 60),
+];
+
+/// Decimal suffixes and the power of ten that each stands for.
+const DECIMAL: [(&str, i32); 10] = [
+    ("", 0),
+    ("n", -9),
+    ("u", -6),
+    ("m", -3),
+    ("k", 3),
+    ("M", 6),
+    ("G", 9),
+    ("T", 12),
+    ("P", 15),
+    ("E", 18),
+];
+
+/// The whole number of bytes (or units) that a quantity stands for, fractions rounded up as Kubernetes does.
+pub fn bytes(quantity: &Quantity) -> Result<u64, InvalidQuantity> {
+    let text = quantity.0.as_str();
+    let malformed = || InvalidQuantity::Malformed(text.to_owned());
+    if let Some(rest) = text.strip_prefix('-') {
+        let zero = !rest.is_empty() && rest.bytes().all(|b| b == b'0');
+        return if zero {
+            Ok(0)
+        } else {
+            Err(InvalidQuantity::Negative(text.to_owned()))
+        };
+    }
+    let unsigned = text.strip_prefix('+').unwrap_or(text);
+    let suffix_at = unsigned
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(unsigned.len());
+    let (number, suffix) = unsigned.split_at(suffix_at);
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
+        return Err(malformed());
+    }
+    let scale = Scale::of(suffix).ok_or_else(malformed)?;
+    scale
+        .apply(whole, fraction)
+        .and_then(|value| u64::try_from(value).ok())
+        .filter(|value| i64::try_from(*value).is_ok())
+        .ok_or_else(|| InvalidQuantity::TooLarge(text.to_owned()))
+}
+
+/// The shortest exact quantity for a number of bytes: `8Gi`, `1536Mi`, `1000`.
+pub fn from_bytes(bytes: u64) -> Quantity {
+    let best = BINARY
+        .iter()
+        .rev()
+        .find(|(_, power)| bytes > 0 && bytes.trailing_zeros() >= *power);
+    Quantity(match best {
+        Some((suffix, power)) => format!("{}{suffix}", bytes >> power),
+        None => bytes.to_string(),
+    })
+}
+
+/// What a number is multiplied with: a power of two and a power of ten.
+struct Scale {
+    binary: u32,
+    decimal: i32,
+}
+
+impl Scale {
+    fn of(suffix: &str) -> Option<Self> {
+        if let Some((_, power)) = BINARY.iter().find(|(name, _)| *name == suffix) {
+            return Some(Self {
+                binary: *power,
+                decimal: 0,
+            });
+        }
+        if let Some((_, power)) = DECIMAL.iter().find(|(name, _)| *name == suffix) {
+            return Some(Self {
+                binary: 0,
+                decimal: *power,
+            });
+        }
+        let exponent = suffix.strip_prefix(['e', 'E'])?;
+        let decimal: i32 = exponent.parse().ok()?;
+        Some(Self { binary: 0, decimal })
+    }
+
+    /// `whole.fraction` scaled and rounded up; `None` when it doesn't fit.
+    fn apply(&self, whole: &str, fraction: &str) -> Option<u128> {
+        let fraction = fraction.trim_end_matches('0');
+        let mantissa: u128 = format!("0{whole}{fraction}").parse().ok()?;
+        let mantissa = mantissa.checked_mul(1 << self.binary)?;
+        let shift = self.decimal.checked_sub(i32::try_from(fraction.len()).ok()?)?;
+        match 10_u128.checked_pow(shift.unsigned_abs()) {
+            _ if mantissa == 0 => Some(0),
+            Some(power) if shift >= 0 => mantissa.checked_mul(power),
+            Some(power) => Some(mantissa.div_ceil(power)),
+            None if shift >= 0 => None,
+            None => Some(1),
+        }
+    }
+}

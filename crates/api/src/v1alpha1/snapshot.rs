@@ -1,0 +1,27 @@
+//! A stored snapshot, as statuses tell of it.
+
+use k8s_openapi::{apimachinery::pkg::api::resource::Quantity, apimachinery::pkg::apis::meta::v1::Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A snapshot in the object store.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SnapshotInfo {
+    /// When it was taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timestamp: Option<Time>,
+    /// The object's name, relative to the store's prefix.
+    #[serde(default)]
+    #[schemars(length(max = 1024))]
+    pub name: String,
+    /// Size before compression.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<Quantity>,
+    /// First revision in it; 0 for a full snapshot.
+    #[serde(default)]
+    pub start_revision: i64,
+    /// Last revision in it.
+    #[serde(default)]
+    pub end_revision: i64,
+}

@@ -1,0 +1,149 @@
+//! Where backups are kept.
+
+use std::str::FromStr;
+
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::open_enum::open_enum;
+
+/// A Secret, by name.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretReference {
+    /// Name of the Secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub name: Option<String>,
+    /// Ignored: the Secret is looked up in the namespace of the object that refers to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub namespace: Option<String>,
+}
+
+/// An object store, and the place in it.
+#[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StoreSpec {
+    /// Name of the bucket or container; for provider `Local` a directory below the host path.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
+    /// URL of the store's API in place of the provider's own, for example of an S3-compatible server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint_override: Option<String>,
+    /// Path in the container below which all snapshots lie. No two clusters may share one.
+    #[serde(default)]
+    pub prefix: String,
+    /// Kind of the store: `S3` (or `aws`, `stackit`), `ABS` (`azure`), `GCS` (`gcp`), `Swift` (`openstack`), `OSS`
+    /// (`alicloud`), `ECS` (`dell`), `OCS` (`openshift`) or `Local`; lower case is accepted too. Backups are off
+    /// while it is unset or empty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider: Option<String>,
+    /// Secret with the store's credentials. Without one the pod's own identity is used (workload identity); provider
+    /// `ECS` needs one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<SecretReference>,
+    /// Says that objects in the container can't be changed or deleted for some time after their upload. Unset means
+    /// that they can.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub immutability: Option<ImmutabilitySpec>,
+}
+
+/// How objects are protected from change and deletion.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ImmutabilitySpec {
+    /// What the retention period is set on. Only `bucket`: the whole container has one, set by its owner.
+    pub retention_type: RetentionType,
+}
+
+open_enum! {
+    /// What a retention period is set on.
+    pub enum RetentionType {
+        /// The whole bucket or container.
+        Bucket = "bucket",
+    }
+}
+
+/// A kind of object store.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum StoreProvider {
+    S3,
+    Abs,
+    Gcs,
+    Swift,
+    Oss,
+    Ecs,
+    Ocs,
+    Local,
+}
+
+/// A provider that nothing here can talk to.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("unsupported storage provider {0:?}: use S3, ABS, GCS, Swift, OSS, ECS, OCS or Local")]
+pub struct UnknownStoreProvider(pub String);
+
+/// Every accepted spelling.
+const PROVIDERS: [(StoreProvider, &[&str]); 8] = [
+    (StoreProvider::S3, &["S3", "s3", "aws", "stackit"]),
+    (StoreProvider::Abs, &["ABS", "abs", "azure"]),
+    (StoreProvider::Gcs, &["GCS", "gcs", "gcp"]),
+    (StoreProvider::Swift, &["Swift", "swift", "openstack"]),
+    (StoreProvider::Oss, &["OSS", "oss", "alicloud"]),
+    (StoreProvider::Ecs, &["ECS", "ecs", "dell"]),
+    (StoreProvider::Ocs, &["OCS", "ocs", "openshift"]),
+    (StoreProvider::Local, &["Local", "local"]),
+];
+
+impl FromStr for StoreProvider {
+    type Err = UnknownStoreProvider;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = PROVIDERS.iter().find(|(_, spellings)| spellings.contains(&text));
+        known
+            .map(|(provider, _)| *provider)
+            .ok_or_else(|| UnknownStoreProvider(text.to_owned()))
+    }
+}
+
+impl StoreProvider {
+    /// The provider's canonical spelling, which the steward's `--store-provider` takes.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::S3 => "S3",
+            Self::Abs => "ABS",
+            Self::Gcs => "GCS",
+            Self::Swift => "Swift",
+            Self::Oss => "OSS",
+            Self::Ecs => "ECS",
+            Self::Ocs => "OCS",
+            Self::Local => "Local",
+        }
+    }
+}
+
+impl std::fmt::Display for StoreProvider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl StoreSpec {
+    /// The provider, or `None` when backups are off.
+    pub fn provider(&self) -> Result<Option<StoreProvider>, UnknownStoreProvider> {
+        match self.provider.as_deref() {
+            None | Some("") => Ok(None),
+            Some(text) => text.parse().map(Some),
+        }
+    }
+
+    /// The name of the Secret with the credentials, if there is one.
+    pub fn secret_name(&self) -> Option<&str> {
+        self.secret_ref
+            .as_ref()?
+            .name
+            .as_deref()
+            .filter(|name| !name.is_empty())
+    }
+}

@@ -1,0 +1,393 @@
+//! `EtcdOpsTask`: one operation on an etcd cluster or its backups, done once.
+
+mod result;
+
+use k8s_openapi::apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::Time};
+use kube::{CustomResource, KubeSchema};
+pub use result::{
+    CopyBackupsResult, MaintenanceResult, MemberMaintenanceResult, QuorumLossRecoveryResult, RecoveryOption,
+    SnapshotCompactionResult, SnapshotResult, TaskResult,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{Condition, LastError, LastOperation, StoreSpec, WaitForFinalSnapshotSpec};
+use crate::{
+    open_enum::open_enum,
+    tolerant::{is_default, null_as_default},
+};
+
+/// The operation, and on what.
+#[derive(Clone, CustomResource, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[kube(
+    group = "druid.gardener.cloud",
+    version = "v1alpha1",
+    kind = "EtcdOpsTask",
+    plural = "etcdopstasks",
+    shortname = "eot",
+    category = "druid",
+    namespaced,
+    status = "EtcdOpsTaskStatus",
+    derive = "PartialEq",
+    doc = "One operation on an etcd cluster or its backups, done once. Removes itself some time after it has ended.",
+    selectable = ".spec.etcdName",
+    printcolumn(name = "Type", type_ = "string", json_path = ".status.type"),
+    printcolumn(name = "Etcd", type_ = "string", json_path = ".spec.etcdName"),
+    printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
+    printcolumn(name = "Progress", type_ = "string", json_path = ".status.progress"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(
+        name = "Phase",
+        type_ = "string",
+        json_path = ".status.lastOperation.type",
+        priority = 1
+    ),
+    printcolumn(
+        name = "TTL",
+        type_ = "integer",
+        json_path = ".spec.ttlSecondsAfterFinished",
+        priority = 1
+    )
+)]
+#[serde(rename_all = "camelCase")]
+pub struct EtcdOpsTaskSpec {
+    /// What to do: exactly one of its fields.
+    pub config: EtcdOpsTaskConfig,
+    /// How long the task stays after it has ended, in seconds.
+    #[serde(default = "default_ttl")]
+    #[schemars(range(min = 1))]
+    pub ttl_seconds_after_finished: i32,
+    /// Name of the Etcd, in the same namespace. Only `etcdCopyBackups` does without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub etcd_name: Option<String>,
+}
+
+fn default_ttl() -> i32 {
+    3600
+}
+
+/// What to do: exactly one field is set.
+#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EtcdOpsTaskConfig {
+    /// Takes a snapshot now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_demand_snapshot: Option<OnDemandSnapshotConfig>,
+    /// Compacts etcd's history or defragments its members now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_demand_maintenance: Option<OnDemandMaintenanceConfig>,
+    /// Brings a cluster back that has lost the majority of its members for good.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quorum_loss_recovery: Option<QuorumLossRecoveryConfig>,
+    /// Copies backups from one store to another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd_copy_backups: Option<EtcdCopyBackupsConfig>,
+    /// Compacts the stored snapshots into one full snapshot now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_demand_snapshot_compaction: Option<OnDemandSnapshotCompactionConfig>,
+}
+
+/// The one operation that a config asks for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Task<'a> {
+    OnDemandSnapshot(&'a OnDemandSnapshotConfig),
+    OnDemandMaintenance(&'a OnDemandMaintenanceConfig),
+    QuorumLossRecovery(&'a QuorumLossRecoveryConfig),
+    EtcdCopyBackups(&'a EtcdCopyBackupsConfig),
+    OnDemandSnapshotCompaction(&'a OnDemandSnapshotCompactionConfig),
+}
+
+/// A config that asks for no operation, or for several, or for one that a newer version brought.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("spec.config must have exactly one operation that this version knows, found {found}")]
+pub struct AmbiguousTask {
+    /// How many known operations are set.
+    pub found: usize,
+}
+
+impl EtcdOpsTaskConfig {
+    /// The one operation that is asked for.
+    pub fn task(&self) -> Result<Task<'_>, AmbiguousTask> {
+        let mut tasks = [
+            self.on_demand_snapshot.as_ref().map(Task::OnDemandSnapshot),
+            self.on_demand_maintenance.as_ref().map(Task::OnDemandMaintenance),
+            self.quorum_loss_recovery.as_ref().map(Task::QuorumLossRecovery),
+            self.etcd_copy_backups.as_ref().map(Task::EtcdCopyBackups),
+            self.on_demand_snapshot_compaction
+                .as_ref()
+                .map(Task::OnDemandSnapshotCompaction),
+        ]
+        .into_iter()
+        .flatten();
+        match (tasks.next(), tasks.count()) {
+            (Some(task), 0) => Ok(task),
+            (first, others) => Err(AmbiguousTask {
+                found: usize::from(first.is_some()) + others,
+            }),
+        }
+    }
+}
+
+impl Task<'_> {
+    /// The operation's type, as `status.type` and metrics have it.
+    pub fn type_(&self) -> TaskType {
+        match self {
+            Self::OnDemandSnapshot(_) => TaskType::OnDemandSnapshot,
+            Self::OnDemandMaintenance(_) => TaskType::OnDemandMaintenance,
+            Self::QuorumLossRecovery(_) => TaskType::QuorumLossRecovery,
+            Self::EtcdCopyBackups(_) => TaskType::EtcdCopyBackups,
+            Self::OnDemandSnapshotCompaction(_) => TaskType::OnDemandSnapshotCompaction,
+        }
+    }
+}
+
+open_enum! {
+    /// The operation of a task.
+    pub enum TaskType {
+        /// Takes a snapshot.
+        OnDemandSnapshot = "OnDemandSnapshot",
+        /// Compacts etcd's history or defragments its members.
+        OnDemandMaintenance = "OnDemandMaintenance",
+        /// Brings a cluster back that has lost its quorum.
+        QuorumLossRecovery = "QuorumLossRecovery",
+        /// Copies backups.
+        EtcdCopyBackups = "EtcdCopyBackups",
+        /// Compacts stored snapshots.
+        OnDemandSnapshotCompaction = "OnDemandSnapshotCompaction",
+    }
+}
+
+/// Takes a snapshot now. Needs a store and a quorum.
+#[derive(Clone, Debug, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OnDemandSnapshotConfig {
+    /// `full` or `delta`.
+    #[serde(rename = "type")]
+    pub type_: SnapshotType,
+    /// Marks a full snapshot as the last one before the cluster moves or goes away. Not for `delta`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub is_final: Option<bool>,
+    /// Longest time that a delta snapshot may take, in seconds.
+    #[serde(default = "default_delta_timeout")]
+    #[schemars(range(min = 10))]
+    pub timeout_seconds_delta: i32,
+    /// Longest time that a full snapshot may take, in seconds.
+    #[serde(default = "default_full_timeout")]
+    #[schemars(range(min = 120))]
+    pub timeout_seconds_full: i32,
+}
+
+fn default_delta_timeout() -> i32 {
+    60
+}
+
+fn default_full_timeout() -> i32 {
+    900
+}
+
+open_enum! {
+    /// Kind of snapshot.
+    pub enum SnapshotType {
+        /// Everything.
+        Full = "full",
+        /// The changes since the last snapshot.
+        Delta = "delta",
+    }
+}
+
+/// Compacts etcd's history, defragments its members, or both in this order. Needs all members.
+#[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OnDemandMaintenanceConfig {
+    /// Compacts the history up to the current revision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd_compaction: Option<bool>,
+    /// Defragments members one by one, the leader last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd_defragmentation: Option<bool>,
+    /// Leaves members alone that would win less than this. Default: every member is defragmented.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_reclaimable: Option<Quantity>,
+    /// Leaves members alone whose database is below this share of the quota, in percent. Default: 0.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 100))]
+    pub min_quota_percent: Option<i32>,
+    /// Goes on where it means a short outage, as with a single member. Default: false.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub force: Option<bool>,
+}
+
+/// Brings a cluster back that has lost the majority of its members for good. Without `source` nothing is changed:
+/// the task only finds out what there is to choose from, and ends.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct QuorumLossRecoveryConfig {
+    /// Where the data comes from: `Backup` or `Survivor`. Choosing one is the consent to lose what it lacks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<RecoverySource>,
+    /// The member whose data is taken with `Survivor`. Default: the one with the highest revision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub survivor: Option<String>,
+    /// Ends without a change if the source doesn't reach this revision.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub min_revision: Option<i64>,
+}
+
+open_enum! {
+    /// Where the data of a recovered cluster comes from.
+    pub enum RecoverySource {
+        /// The object store.
+        Backup = "Backup",
+        /// The data directory of a member that is left.
+        Survivor = "Survivor",
+    }
+}
+
+/// Copies backups from one store to another. Needs no Etcd.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EtcdCopyBackupsConfig {
+    /// Where backups are read.
+    pub source_store: StoreSpec,
+    /// Where backups are written.
+    pub target_store: StoreSpec,
+    /// Copies only backups that are at most this many days old. Unset copies all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub max_backup_age: Option<i32>,
+    /// Copies at most this many backups, newest first. Unset copies all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub max_backups: Option<i32>,
+    /// Waits for the final full snapshot of the source before copying.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wait_for_final_snapshot: Option<WaitForFinalSnapshotSpec>,
+}
+
+/// Compacts the stored snapshots into one full snapshot now. Needs a store, but no running member.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct OnDemandSnapshotCompactionConfig {}
+
+open_enum! {
+    /// How a task stands.
+    pub enum TaskState {
+        /// Not admitted yet, or waiting for another task.
+        Pending = "Pending",
+        /// Under way.
+        InProgress = "InProgress",
+        /// Ended well.
+        Succeeded = "Succeeded",
+        /// Ended badly.
+        Failed = "Failed",
+        /// Not begun, since a precondition isn't met.
+        Rejected = "Rejected",
+    }
+}
+
+impl TaskState {
+    /// Whether a task in this state has ended. A state that isn't known has not.
+    pub fn is_terminal(&self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Rejected)
+    }
+}
+
+/// How a task stands, and what came of it.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EtcdOpsTaskStatus {
+    /// `Pending`, `InProgress`, `Succeeded`, `Failed` or `Rejected`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<TaskState>,
+    /// The operation of `spec.config`.
+    #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
+    pub type_: Option<TaskType>,
+    /// When `state` last changed; the time to live counts from the change to its last.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_transition_time: Option<Time>,
+    /// When the work began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// The newest errors, newest last.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(length(max = MAX_LAST_ERRORS))]
+    pub last_errors: Vec<LastError>,
+    /// What was last done for the task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_operation: Option<LastOperation>,
+    /// `Admitted`, `Progressing` and `Succeeded`.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(
+        length(max = 16),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"])
+    )]
+    pub conditions: Vec<Condition>,
+    /// How far the task is, in a few words: `2/3 members`, `40%`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub progress: Option<String>,
+    /// The steward's operation that does the work; it outlives the controller that asked for it.
+    #[serde(rename = "operationID", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    pub operation_id: Option<String>,
+    /// Steps that have been begun, in order. A step that is done isn't done again.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(
+        length(max = 64),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"])
+    )]
+    pub steps: Vec<TaskStep>,
+    /// What came of the task.
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "is_default"
+    )]
+    pub result: TaskResult,
+}
+
+/// How many errors a task keeps.
+pub const MAX_LAST_ERRORS: usize = 10;
+
+/// A step of a task.
+#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TaskStep {
+    /// Name of the step, unique in its task.
+    #[schemars(length(min = 1, max = 128))]
+    pub name: String,
+    /// When it began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_at: Option<Time>,
+    /// When it was done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completed_at: Option<Time>,
+    /// What it did, or waits for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub message: Option<String>,
+}
+
+impl EtcdOpsTaskStatus {
+    /// Adds an error, forgetting the oldest one beyond [`MAX_LAST_ERRORS`].
+    pub fn push_error(&mut self, error: LastError) {
+        self.last_errors.push(error);
+        let surplus = self.last_errors.len().saturating_sub(MAX_LAST_ERRORS);
+        self.last_errors.drain(..surplus);
+    }
+}
