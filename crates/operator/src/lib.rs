@@ -1,1 +1,19 @@
+//! What Druid's controllers share: start-up, configuration, leader election, telemetry, health, events,
+//! server-side apply and the client of the stewards. No decision about etcd is taken here.
 
+pub mod apply;
+pub mod cache;
+pub mod config;
+pub mod events;
+pub mod fence;
+pub mod leader;
+pub mod metrics;
+pub mod reconcile;
+pub mod runtime;
+pub mod server;
+pub mod steward;
+pub mod telemetry;
+
+pub use config::Config;
+pub use reconcile::{Reason, Reconciler};
+pub use runtime::{Context, main};

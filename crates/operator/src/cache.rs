@@ -1,0 +1,86 @@
+//! Watch-fed caches: one watch for each kind, whose objects are kept for reading and whose changes trigger reconciles.
+
+use std::{fmt::Debug, hash::Hash, time::Duration};
+
+use futures::{Stream, StreamExt as _};
+use kube::{
+    Api, Resource, ResourceExt as _,
+    runtime::{
+        WatchStreamExt as _,
+        reflector::{self, Store},
+        watcher,
+    },
+};
+use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use crate::server::Readiness;
+
+/// How long one page of the first listing may be, in objects.
+const PAGE_SIZE: u32 = 500;
+
+/// Objects selected by label, as all controllers select the children of Etcds.
+pub fn selected(labels: &str) -> watcher::Config {
+    watcher::Config::default().labels(labels).page_size(PAGE_SIZE)
+}
+
+/// All objects of a kind.
+pub fn everything() -> watcher::Config {
+    watcher::Config::default().page_size(PAGE_SIZE)
+}
+
+/// Starts a watch. The store fills as the returned stream is polled; readiness waits for its first complete listing.
+/// A broken watch is retried with backoff, and what is cached stays.
+pub fn watch<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    readiness: &Readiness,
+) -> (
+    Store<K>,
+    impl Stream<Item = Result<K, watcher::Error>> + Send + 'static,
+)
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
+{
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
+    let (reader, writer) = reflector::store();
+    let stream = watcher(api, config)
+        .default_backoff()
+        .modify(|object| object.managed_fields_mut().clear())
+        .reflect(writer)
+        .touched_objects()
+        .inspect({
+            let kind = kind.clone();
+            move |event| {
+                if let Err(error) = event {
+                    warn!(kind, %error, "watch failed, retrying");
+                }
+            }
+        });
+    let waiting = format!("first listing of {kind}");
+    readiness.wait_for(&waiting);
+    tokio::spawn({
+        let (reader, readiness) = (reader.clone(), readiness.clone());
+        async move {
+            // An error means that the stream was dropped: the process is about to end.
+            if reader.wait_until_ready().await.is_ok() {
+                readiness.done(&waiting);
+            }
+        }
+    });
+    (reader, stream)
+}
+
+/// Polls a watch whose changes trigger nothing, so that its cache stays up to date.
+pub fn keep<K: Send + 'static>(stream: impl Stream<Item = Result<K, watcher::Error>> + Send + 'static) {
+    tokio::spawn(stream.for_each(|_| std::future::ready(())));
+}
+
+/// How long to wait until `at`, at least a moment: for requeues at a point in time.
+pub fn until(at: jiff::Timestamp) -> Duration {
+    let wait = at.duration_since(jiff::Timestamp::now());
+    Duration::try_from(wait)
+        .unwrap_or_default()
+        .max(Duration::from_millis(100))
+}
