@@ -97,7 +97,11 @@ struct Lzw<R> {
 
 impl<R> Lzw<R> {
     fn new(source: R) -> Self {
-        Self { source, decoder: weezl::decode::Decoder::new(BitOrder::Lsb, 8), done: false }
+        Self {
+            source,
+            decoder: weezl::decode::Decoder::new(BitOrder::Lsb, 8),
+            done: false,
+        }
     }
 }
 
@@ -111,13 +115,18 @@ impl<R: BufRead> Read for Lzw<R> {
             let cut = input.is_empty();
             let step = self.decoder.decode_bytes(input, out);
             self.source.consume(step.consumed_in);
-            let status = step.status.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            let status = step
+                .status
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
             if matches!(status, LzwStatus::Done) {
                 self.done = true;
                 nothing_left(&mut self.source)?;
             } else if step.consumed_out == 0 {
                 if cut {
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "lzw stream has no end code"));
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "lzw stream has no end code",
+                    ));
                 }
                 continue;
             }
@@ -130,6 +139,9 @@ fn nothing_left(source: &mut impl BufRead) -> io::Result<()> {
     if source.fill_buf()?.is_empty() {
         Ok(())
     } else {
-        Err(io::Error::new(io::ErrorKind::InvalidData, "bytes follow the end of the compressed stream"))
+        Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "bytes follow the end of the compressed stream",
+        ))
     }
 }

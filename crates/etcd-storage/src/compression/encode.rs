@@ -38,9 +38,10 @@ impl<W: Write> Encoder<W> {
         Ok(Self(match compression {
             Compression::None => Inner::None(sink),
             Compression::Gzip => Inner::Gzip(ParallelGzip::new(sink, DEFLATE_LEVEL, threads)),
-            Compression::Zlib => {
-                Inner::Zlib(Box::new(ZlibEncoder::new(sink, flate2::Compression::new(DEFLATE_LEVEL))))
-            }
+            Compression::Zlib => Inner::Zlib(Box::new(ZlibEncoder::new(
+                sink,
+                flate2::Compression::new(DEFLATE_LEVEL),
+            ))),
             Compression::Lzw => Inner::Lzw(Box::new(Lzw::new(sink))),
             Compression::Zstd => {
                 let mut encoder = zstd::Encoder::new(sink, zstd::DEFAULT_COMPRESSION_LEVEL)?;
@@ -113,12 +114,18 @@ struct Lzw<W> {
 impl<W: Write> Lzw<W> {
     fn new(sink: W) -> Self {
         let encoder = weezl::encode::Encoder::new(BitOrder::Lsb, 8);
-        Self { sink, encoder, out: vec![0; LZW_OUTPUT] }
+        Self {
+            sink,
+            encoder,
+            out: vec![0; LZW_OUTPUT],
+        }
     }
 
     fn step(&mut self, input: &[u8]) -> io::Result<(usize, LzwStatus)> {
         let step = self.encoder.encode_bytes(input, &mut self.out);
-        let status = step.status.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        let status = step
+            .status
+            .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
         self.sink.write_all(&self.out[..step.consumed_out])?;
         Ok((step.consumed_in, status))
     }

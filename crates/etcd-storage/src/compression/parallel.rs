@@ -27,7 +27,15 @@ pub(super) struct ParallelGzip<W> {
 impl<W: Write> ParallelGzip<W> {
     pub(super) fn new(sink: W, level: u32, threads: usize) -> Self {
         let block = Vec::new();
-        Self { sink, level, threads, block, wrote_any: false, pool: None, waiting: VecDeque::new() }
+        Self {
+            sink,
+            level,
+            threads,
+            block,
+            wrote_any: false,
+            pool: None,
+            waiting: VecDeque::new(),
+        }
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {

@@ -4,8 +4,12 @@ use proptest::prelude::*;
 
 use super::{Compression, Decoder, Encoder};
 
-const COMPRESSED: [Compression; 4] =
-    [Compression::Gzip, Compression::Zlib, Compression::Lzw, Compression::Zstd];
+const COMPRESSED: [Compression; 4] = [
+    Compression::Gzip,
+    Compression::Zlib,
+    Compression::Lzw,
+    Compression::Zstd,
+];
 
 fn encode(compression: Compression, bytes: &[u8], threads: usize) -> Vec<u8> {
     let mut encoder = Encoder::new(compression, Vec::new(), threads).unwrap();
@@ -25,7 +29,11 @@ fn sample(len: usize) -> Vec<u8> {
     (0..len)
         .map(|at| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            if at / 4096 % 2 == 0 { (state >> 24) as u8 } else { b'a' + (at % 7) as u8 }
+            if at / 4096 % 2 == 0 {
+                (state >> 24) as u8
+            } else {
+                b'a' + (at % 7) as u8
+            }
         })
         .collect()
 }
@@ -48,7 +56,10 @@ fn large_streams_come_back_whole() {
         for compression in Compression::ALL {
             for threads in [0, 1, 3] {
                 let encoded = encode(compression, &bytes, threads);
-                assert!(decode(compression, &encoded).unwrap() == bytes, "{compression} {len} {threads}");
+                assert!(
+                    decode(compression, &encoded).unwrap() == bytes,
+                    "{compression} {len} {threads}"
+                );
             }
         }
     }
@@ -94,7 +105,10 @@ fn errors_of_the_sink_come_through() {
     let bytes = sample(9 << 20);
     for compression in Compression::ALL {
         let mut encoder = Encoder::new(compression, Full(100), 2).unwrap();
-        let error = encoder.write_all(&bytes).and_then(|()| encoder.finish().map(drop)).unwrap_err();
+        let error = encoder
+            .write_all(&bytes)
+            .and_then(|()| encoder.finish().map(drop))
+            .unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{compression}");
     }
 }
