@@ -30,9 +30,9 @@ fn sample(len: usize) -> Vec<u8> {
         .map(|at| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             if at / 4096 % 2 == 0 {
-                (state >> 24) as u8
+                state.to_be_bytes()[0]
             } else {
-                b'a' + (at % 7) as u8
+                b"abcdefg"[at % 7]
             }
         })
         .collect()
