@@ -73,7 +73,8 @@ fn reply(status: StatusCode, body: &Value) -> Response<Body> {
     let body = if status.is_success() {
         body.clone()
     } else {
-        json!({"kind": "Status", "status": "Failure", "code": status.as_u16(), "reason": "x", "message": "x"})
+        let reason = status.canonical_reason().unwrap_or_default().replace(' ', "");
+        json!({"kind": "Status", "status": "Failure", "code": status.as_u16(), "reason": reason, "message": ""})
     };
     Response::builder()
         .status(status)
