@@ -1,1 +1,27 @@
+//! Where the backups of an etcd cluster lie, and what becomes of them: names and layout of etcd-backup-restore, one
+//! contract for local folders and object stores, retention and copying.
+//!
+//! Nothing here knows what is inside a snapshot, apart from the checksum that ends it.
 
+mod body;
+mod config;
+mod credentials;
+mod error;
+mod listing;
+mod local;
+pub mod name;
+mod reload;
+mod s3;
+mod store;
+mod transport;
+
+pub use crate::{
+    body::{Body, ByteStream},
+    config::{Environment, Provider, Role, StoreConfig},
+    error::{Class, Error, Result},
+    listing::{Chunk, Layout, Listing, Object, StoredSnapshot, Unparsable},
+    local::LocalStore,
+    name::{Compression, Kind, SnapshotName},
+    store::{Immutability, SnapStore},
+    transport::Retry,
+};

@@ -1,0 +1,122 @@
+//! What a store holds: snapshots, leftovers of chunked uploads, and what can't be understood. Built from raw objects
+//! in one place, whatever the provider.
+
+use jiff::Timestamp;
+
+use crate::name::{NameError, SnapshotName};
+
+/// Where a snapshot lies below the store's prefix.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// `v2/<name>`, the only one that is written.
+    V2,
+    /// `v1/<dir>/<name>`, written by old releases of etcd-backup-restore.
+    V1 { dir: String },
+}
+
+/// One object as the store describes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Object {
+    /// The whole key within the bucket, or the absolute path of a local file.
+    pub key: String,
+    /// Bytes.
+    pub size: u64,
+    pub etag: Option<String>,
+    pub last_modified: Option<Timestamp>,
+    /// The version that counts: the oldest one of a versioned bucket.
+    pub version: Option<String>,
+    /// Until when the store refuses to delete it.
+    pub immutable_until: Option<Timestamp>,
+}
+
+/// A snapshot in a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredSnapshot {
+    pub name: SnapshotName,
+    pub layout: Layout,
+    pub object: Object,
+    /// Marked as not to be used (`x-etcd-snapshot-exclude`): never a base or part of a restore.
+    pub excluded: bool,
+}
+
+/// A piece of a chunked upload, below the name of the snapshot that it is part of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chunk {
+    pub parent: SnapshotName,
+    pub object: Object,
+}
+
+/// An object below the store's prefix that is no snapshot as far as known here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unparsable {
+    pub object: Object,
+    pub reason: NameError,
+}
+
+/// Everything below the store's `v2/` and `v1/`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Ascending, see [`SnapshotName`]; excluded ones included.
+    pub snapshots: Vec<StoredSnapshot>,
+    pub chunks: Vec<Chunk>,
+    pub unparsable: Vec<Unparsable>,
+}
+
+impl Listing {
+    /// Sorts raw objects into their classes. `path` of each is relative to the store's prefix and begins with
+    /// `v1/` or `v2/`.
+    pub(crate) fn classify(objects: impl IntoIterator<Item = Raw>) -> Self {
+        let mut listing = Self::default();
+        for Raw {
+            path,
+            object,
+            excluded,
+        } in objects
+        {
+            match Place::parse(&path) {
+                Ok(Place::Snapshot(name, layout)) => {
+                    listing.snapshots.push(StoredSnapshot {
+                        name,
+                        layout,
+                        object,
+                        excluded,
+                    });
+                }
+                Ok(Place::Chunk(parent)) => listing.chunks.push(Chunk { parent, object }),
+                Err(reason) => listing.unparsable.push(Unparsable { object, reason }),
+            }
+        }
+        listing.snapshots.sort_by(|a, b| a.name.cmp(&b.name));
+        listing
+    }
+}
+
+/// An object as found below the prefix.
+#[derive(Debug)]
+pub(crate) struct Raw {
+    /// Relative to the prefix.
+    pub path: String,
+    pub object: Object,
+    pub excluded: bool,
+}
+
+enum Place {
+    Snapshot(SnapshotName, Layout),
+    Chunk(SnapshotName),
+}
+
+impl Place {
+    fn parse(path: &str) -> Result<Self, NameError> {
+        match *path.split('/').collect::<Vec<_>>() {
+            ["v2", name] => Ok(Self::Snapshot(name.parse()?, Layout::V2)),
+            ["v2", parent, chunk] if is_chunk(chunk) => Ok(Self::Chunk(parent.parse()?)),
+            ["v1", dir, name] => Ok(Self::Snapshot(name.parse()?, Layout::V1 { dir: dir.to_owned() })),
+            ["v1", _, parent, chunk] if is_chunk(chunk) => Ok(Self::Chunk(parent.parse()?)),
+            _ => Err(NameError::Form),
+        }
+    }
+}
+
+fn is_chunk(name: &str) -> bool {
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit())
+}

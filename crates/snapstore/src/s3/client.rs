@@ -1,0 +1,241 @@
+//! A client for one bucket: the library's for objects and parts, and signed calls of our own for what it lacks
+//! (versions, object lock, tags, conditional completion, unfinished uploads).
+
+use std::net::IpAddr;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method, header};
+use object_store::{
+    Certificate, ClientOptions,
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer, Checksum},
+    client::{HttpClient, HttpConnector as _, HttpRequest, HttpResponse},
+};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use super::settings::{Encryption, Keys, Settings};
+use crate::{
+    config::{StoreConfig, invalid},
+    error::{Class, Error, Result},
+    transport::{Connector, Failure, client_options, resume},
+};
+
+/// All but what RFC 3986 calls unreserved, as signatures want it.
+const QUERY: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+const PATH: &AsciiSet = &QUERY.remove(b'/');
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) store: AmazonS3,
+    http: HttpClient,
+    region: String,
+    /// Address of the bucket, without a slash at its end.
+    bucket_url: String,
+    /// What each request about an object's content must carry.
+    customer_key: HeaderMap,
+}
+
+impl Client {
+    pub(super) fn new(config: &StoreConfig, settings: &Settings) -> Result<Self> {
+        let bucket = config.container()?;
+        let mut builder = match &settings.keys {
+            Keys::Ambient => AmazonS3Builder::from_env(),
+            Keys::Static { id, secret } => AmazonS3Builder::new()
+                .with_access_key_id(id)
+                .with_secret_access_key(secret),
+            Keys::Role { arn, token_file } => AmazonS3Builder::new()
+                .with_config(AmazonS3ConfigKey::RoleArn, arn)
+                .with_config(
+                    AmazonS3ConfigKey::WebIdentityTokenFile,
+                    token_file.to_string_lossy(),
+                ),
+        };
+        let known = |key| builder.get_config_value(&key);
+        let region = settings
+            .region
+            .clone()
+            .or_else(|| known(AmazonS3ConfigKey::Region));
+        let region = region.unwrap_or_else(|| "us-east-1".to_owned());
+        let endpoint = settings
+            .endpoint
+            .clone()
+            .or_else(|| known(AmazonS3ConfigKey::Endpoint));
+        let address = Address::new(endpoint.as_deref(), &region, bucket, settings.path_style)?;
+        let options = options(settings)?;
+        builder = builder
+            .with_bucket_name(bucket)
+            .with_region(&region)
+            .with_endpoint(&address.endpoint)
+            .with_virtual_hosted_style_request(address.virtual_hosted)
+            .with_http_connector(Connector(config.retry))
+            .with_retry(resume())
+            .with_client_options(options.clone());
+        if region.starts_with("cn-") {
+            let sts = format!("https://sts.{region}.amazonaws.com.cn");
+            builder = builder.with_config(AmazonS3ConfigKey::StsEndpoint, sts);
+        }
+        if settings.checksums {
+            builder = builder.with_checksum_algorithm(Checksum::SHA256);
+        }
+        builder = match &settings.encryption {
+            Encryption::None => builder,
+            Encryption::CustomerKey(key) => builder.with_ssec_encryption(key),
+            Encryption::Kms(id) => builder.with_sse_kms_encryption(id),
+        };
+        let store = builder.build().map_err(|e| invalid(e.to_string()))?;
+        let http = Connector(config.retry)
+            .connect(&options)
+            .map_err(|e| invalid(e.to_string()))?;
+        let customer_key = customer_key_headers(&settings.encryption)?;
+        Ok(Self {
+            store,
+            http,
+            region,
+            bucket_url: address.bucket_url,
+            customer_key,
+        })
+    }
+
+    /// Sends a signed request about the bucket (`key` empty) or an object.
+    pub(super) async fn send(&self, call: Call<'_>, action: &str) -> Result<HttpResponse> {
+        let mut url = self.bucket_url.clone();
+        if !call.key.is_empty() || call.query.is_empty() {
+            url.push('/');
+            url.extend(utf8_percent_encode(call.key, PATH));
+        }
+        for (index, (name, value)) in call.query.iter().enumerate() {
+            url.push(if index == 0 { '?' } else { '&' });
+            url.push_str(name);
+            url.push('=');
+            url.extend(utf8_percent_encode(value, QUERY));
+        }
+        let uri = url
+            .parse::<http::Uri>()
+            .map_err(|e| Error::new(Class::InvalidConfig, action, e.to_string()))?;
+        let mut request = HttpRequest::new(call.body.clone().into());
+        *request.method_mut() = call.method;
+        *request.uri_mut() = uri;
+        *request.headers_mut() = call.headers;
+        let length = HeaderValue::from(call.body.len());
+        if !call.body.is_empty() {
+            request.headers_mut().insert(header::CONTENT_LENGTH, length);
+        }
+        if call.about_content {
+            request.headers_mut().extend(self.customer_key.clone());
+        }
+        let credential = self.store.credentials().get_credential().await;
+        let credential = credential.map_err(|e| credentials_failed(&e, action))?;
+        AwsAuthorizer::new(&credential, "s3", &self.region)
+            .try_authorize(&mut request, None)
+            .map_err(|e| Error::new(Class::CredentialsUnavailable, action, e.to_string()))?;
+        let answer = self.http.execute(request).await;
+        answer.map_err(|e| from_http(&e, action))
+    }
+
+    /// As [`send`](Self::send), with the whole answer's body.
+    pub(super) async fn fetch(&self, call: Call<'_>, action: &str) -> Result<Bytes> {
+        let body = self.send(call, action).await?.into_body();
+        body.bytes().await.map_err(|e| from_http(&e, action))
+    }
+}
+
+/// A request.
+#[derive(Debug, Default)]
+pub(super) struct Call<'a> {
+    pub method: Method,
+    pub key: &'a str,
+    pub query: Vec<(&'static str, &'a str)>,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+    /// Needs the customer's key when there is one.
+    pub about_content: bool,
+}
+
+struct Address {
+    /// As the library wants it: with the bucket when virtual-hosted.
+    endpoint: String,
+    virtual_hosted: bool,
+    bucket_url: String,
+}
+
+impl Address {
+    fn new(endpoint: Option<&str>, region: &str, bucket: &str, path_style: bool) -> Result<Self> {
+        let suffix = if region.starts_with("cn-") { ".cn" } else { "" };
+        let amazon = format!("https://s3.{region}.amazonaws.com{suffix}");
+        let endpoint = endpoint.unwrap_or(&amazon);
+        let (scheme, host) = endpoint
+            .split_once("://")
+            .ok_or_else(|| invalid("the endpoint is no http or https URL"))?;
+        let name = host.split('/').next().unwrap_or_default();
+        let name = name.rsplit_once(':').map_or(name, |(name, _)| name);
+        // A dotted bucket doesn't match the wildcard of the server's certificate, an address has no subdomains.
+        let no_subdomain = bucket.contains('.') || name.trim_matches(['[', ']']).parse::<IpAddr>().is_ok();
+        let virtual_hosted = !path_style && !no_subdomain && name != "localhost";
+        let bucket_url = if virtual_hosted {
+            format!("{scheme}://{bucket}.{host}")
+        } else {
+            format!("{endpoint}/{bucket}")
+        };
+        let endpoint = if virtual_hosted {
+            bucket_url.clone()
+        } else {
+            endpoint.to_owned()
+        };
+        Ok(Self {
+            endpoint,
+            virtual_hosted,
+            bucket_url,
+        })
+    }
+}
+
+fn options(settings: &Settings) -> Result<ClientOptions> {
+    let mut options = client_options()
+        .with_allow_http(settings.allow_http)
+        .with_allow_invalid_certificates(settings.skip_verify);
+    if let Some(pem) = &settings.ca {
+        let certificates = Certificate::from_pem_bundle(pem.as_bytes());
+        for certificate in certificates.map_err(|e| invalid(format!("trusted CA certificate: {e}")))? {
+            options = options.with_root_certificate(certificate);
+        }
+    }
+    Ok(options)
+}
+
+fn customer_key_headers(encryption: &Encryption) -> Result<HeaderMap> {
+    use base64::{Engine as _, prelude::BASE64_STANDARD};
+    use md5::{Digest as _, Md5};
+    let mut headers = HeaderMap::new();
+    if let Encryption::CustomerKey(key) = encryption {
+        let raw = BASE64_STANDARD
+            .decode(key)
+            .map_err(|_| invalid("sseCustomerKey is not base64"))?;
+        let md5 = BASE64_STANDARD.encode(Md5::digest(raw));
+        let prefix = "x-amz-server-side-encryption-customer";
+        for (name, value) in [("algorithm", "AES256"), ("key", key), ("key-md5", &md5)] {
+            let name = header::HeaderName::try_from(format!("{prefix}-{name}"));
+            let value = HeaderValue::try_from(value);
+            if let (Ok(name), Ok(mut value)) = (name, value) {
+                value.set_sensitive(true);
+                headers.insert(name, value);
+            }
+        }
+    }
+    Ok(headers)
+}
+
+fn from_http(error: &object_store::client::HttpError, action: &str) -> Error {
+    Failure::find(error).map_or_else(
+        || Error::new(Class::Unreachable, action, error.to_string()),
+        |failure| failure.to_error(action),
+    )
+}
+
+/// No ambient identity looks like an unreachable metadata service.
+fn credentials_failed(error: &object_store::Error, action: &str) -> Error {
+    let detail = Failure::find(error).map_or_else(|| error.to_string(), ToString::to_string);
+    Error::new(Class::CredentialsUnavailable, action, detail)
+}

@@ -1,0 +1,54 @@
+//! The contract that every provider keeps.
+
+use std::{fmt, ops::Range};
+
+use async_trait::async_trait;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::{
+    body::{Body, ByteStream},
+    error::Result,
+    listing::{Listing, Object, StoredSnapshot},
+    name::SnapshotName,
+};
+
+/// Backups of one etcd cluster: everything below one prefix of one bucket.
+///
+/// Calls retry what may pass (see [`Class::is_retryable`](crate::Class::is_retryable)) for a bounded time, and read
+/// credential files anew when these have changed. All of them may be dropped at any point.
+#[async_trait]
+pub trait SnapStore: fmt::Debug + Send + Sync {
+    /// For messages: `s3://bucket/prefix`. Holds no secret.
+    fn location(&self) -> &str;
+
+    /// All that lies below the prefix's `v2/` and `v1/`; nothing of neighbouring prefixes. An error says nothing
+    /// about what is there: *unknown* is not *empty*.
+    async fn list(&self) -> Result<Listing>;
+
+    /// Uploads a snapshot under `v2/`. The object is visible only when complete, and its size and checksum or etag
+    /// are compared with what was sent before the call returns. Fails with
+    /// [`Class::AlreadyExists`](crate::Class::AlreadyExists), leaving the object as it is, if there is one of that name.
+    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot>;
+
+    /// Reads an object, or `range` of its bytes. A broken connection is resumed; the stream ends cleanly only after
+    /// the last byte.
+    async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream>;
+
+    /// Deletes an object; one that isn't there any more counts as deleted. Fails with
+    /// [`Class::Locked`](crate::Class::Locked) while the store protects it.
+    async fn delete(&self, object: &Object) -> Result<()>;
+
+    /// What the bucket promises about new objects.
+    async fn immutability(&self) -> Result<Immutability>;
+
+    /// Drops uploads that were begun before `started_before` and never finished. Returns how many.
+    async fn abort_stale_uploads(&self, started_before: Timestamp) -> Result<u64>;
+}
+
+/// Protection against deletion that a bucket gives to new objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Immutability {
+    pub versioned: bool,
+    /// How long a new object is protected, if at all.
+    pub retention: Option<SignedDuration>,
+}
