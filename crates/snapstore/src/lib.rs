@@ -15,13 +15,15 @@ mod s3;
 mod store;
 mod transport;
 
+pub use etcd_storage::compression::Compression;
+
 pub use crate::{
     body::{Body, ByteStream},
     config::{Environment, Provider, Role, StoreConfig},
     error::{Class, Error, Result},
     listing::{Chunk, Layout, Listing, Object, StoredSnapshot, Unparsable},
     local::LocalStore,
-    name::{Compression, Kind, SnapshotName},
+    name::{Kind, SnapshotName},
     store::{Immutability, SnapStore},
     transport::Retry,
 };

@@ -3,6 +3,7 @@
 
 use std::{cmp::Ordering, fmt, str::FromStr};
 
+use etcd_storage::compression::Compression;
 use jiff::Timestamp;
 
 /// What a snapshot holds.
@@ -27,35 +28,6 @@ impl Kind {
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
-    }
-}
-
-/// How a snapshot's bytes are compressed, as its suffix says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub enum Compression {
-    #[default]
-    None,
-    Gzip,
-    Zlib,
-    Lzw,
-    Zstd,
-}
-
-impl Compression {
-    pub fn suffix(self) -> &'static str {
-        match self {
-            Self::None => "",
-            Self::Gzip => ".gz",
-            Self::Zlib => ".zlib",
-            Self::Lzw => ".Z",
-            Self::Zstd => ".zst",
-        }
-    }
-
-    pub fn from_suffix(suffix: &str) -> Option<Self> {
-        [Self::None, Self::Gzip, Self::Zlib, Self::Lzw, Self::Zstd]
-            .into_iter()
-            .find(|c| c.suffix() == suffix)
     }
 }
 
@@ -179,7 +151,7 @@ impl FromStr for SnapshotName {
             .and_then(|s| Timestamp::from_second(s).ok())
             .ok_or_else(|| NameError::Time(seconds.to_owned()))?;
         let compression =
-            Compression::from_suffix(suffix).ok_or_else(|| NameError::Compression(suffix.to_owned()))?;
+            Compression::from_suffix(suffix).map_err(|_| NameError::Compression(suffix.to_owned()))?;
         Ok(Self {
             kind,
             start_revision: start,
@@ -206,14 +178,8 @@ fn digits(text: &str) -> Option<i64> {
 impl Ord for SnapshotName {
     fn cmp(&self, other: &Self) -> Ordering {
         let key = |n: &Self| {
-            (
-                n.last_revision,
-                n.created_on,
-                n.kind,
-                n.start_revision,
-                n.is_final,
-                n.compression,
-            )
+            let ties = (n.kind, n.start_revision, n.is_final, n.compression.suffix());
+            (n.last_revision, n.created_on, ties)
         };
         key(self).cmp(&key(other))
     }
