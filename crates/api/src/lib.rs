@@ -10,6 +10,7 @@ pub mod labels;
 pub mod names;
 pub mod quantity;
 pub mod schedule;
+pub mod steward;
 pub mod v1alpha1;
 
 mod open_enum;

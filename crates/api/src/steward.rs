@@ -1,0 +1,131 @@
+//! The configuration that the etcd-controller writes for the stewards of an Etcd, one file for all members. Unknown
+//! fields are ignored when it is read: during an update a steward may be older than the controller.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    duration::GoDuration,
+    schedule::CronSchedule,
+    v1alpha1::{BackupSpec, FreelistType},
+};
+
+/// Name of the file in the ConfigMap.
+pub const FILE: &str = "steward.yaml";
+
+/// Name in every steward certificate of one Etcd by which clients inside Druid know it, whatever address they dial.
+pub fn server_name(etcd: &str, namespace: &str) -> String {
+    format!("{etcd}.{namespace}.steward.druid.gardener.cloud")
+}
+
+/// Paths inside the pod. They never depend on an Etcd's settings, so the pod template doesn't either.
+pub mod path {
+    /// The data volume.
+    pub const DATA: &str = "/var/etcd/data";
+    /// etcd's data directory.
+    pub const DATA_DIR: &str = "/var/etcd/data/new.etcd";
+    /// The ConfigMap.
+    pub const CONFIG: &str = "/var/etcd/config";
+    /// Certificates of etcd: see [`super::tls`].
+    pub const ETCD_TLS: &str = "/var/etcd/tls";
+    /// Certificates of the steward: `ca.crt`, `tls.crt`, `tls.key`, and where brought `brought-ca.crt` and so on.
+    pub const STEWARD_TLS: &str = "/var/steward/tls";
+    /// Where the steward's binary is copied to for the etcd container.
+    pub const BIN: &str = "/var/druid/bin";
+    /// Socket and files shared by the containers of the pod.
+    pub const RUN: &str = "/var/druid/run";
+    /// Scratch space of the steward.
+    pub const TEMP: &str = "/var/steward/temp";
+}
+
+/// Keys of the Secret that the etcd-controller copies an Etcd's certificates into.
+pub mod tls {
+    pub const CLIENT_CA: &str = "client-ca.crt";
+    pub const CLIENT_SERVER_CERT: &str = "client-server.crt";
+    pub const CLIENT_SERVER_KEY: &str = "client-server.key";
+    pub const CLIENT_CERT: &str = "client.crt";
+    pub const CLIENT_KEY: &str = "client.key";
+    pub const PEER_CA: &str = "peer-ca.crt";
+    pub const PEER_CERT: &str = "peer.crt";
+    pub const PEER_KEY: &str = "peer.key";
+}
+
+/// Ports that a user doesn't set.
+pub mod port {
+    /// The steward's health and metrics, plain HTTP.
+    pub const STEWARD_HEALTH: u16 = 8081;
+    /// etcd's own metrics and health, plain HTTP.
+    pub const ETCD_METRICS: u16 = 2381;
+}
+
+/// Name of a member's etcd configuration file in the ConfigMap.
+pub fn etcd_file(member: &str) -> String {
+    format!("etcd-{member}.yaml")
+}
+
+/// What the stewards of one Etcd need to know.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StewardConfig {
+    /// The cluster and its members.
+    pub cluster: ClusterConfig,
+    /// `spec.backup` of the Etcd.
+    #[serde(default)]
+    pub backup: BackupSpec,
+    /// `spec.etcd.defragmentationSchedule`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub defragmentation_schedule: Option<CronSchedule>,
+    /// `spec.etcd.etcdDefragTimeout`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub defragmentation_timeout: Option<GoDuration>,
+    /// `spec.etcd.heartbeatDuration`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heartbeat: Option<GoDuration>,
+    /// The freelist type, told to etcd only where its version knows the flag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub freelist_type: Option<FreelistType>,
+}
+
+/// A cluster and its members.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterConfig {
+    /// Name of the Etcd.
+    pub name: String,
+    /// Its namespace.
+    pub namespace: String,
+    /// Its UID: tells it from another Etcd of the same name.
+    pub uid: String,
+    /// etcd's cluster token.
+    pub token: String,
+    /// All wanted members by ordinal.
+    pub members: Vec<ClusterMember>,
+    /// Whether etcd serves clients with TLS.
+    #[serde(default)]
+    pub client_tls: bool,
+    /// Whether etcd serves its peers with TLS.
+    #[serde(default)]
+    pub peer_tls: bool,
+}
+
+/// One wanted member.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterMember {
+    /// Its name in etcd; also the name of its EtcdMember and Lease.
+    pub name: String,
+    /// Its pod.
+    pub pod: String,
+    /// URLs at which the other members reach it.
+    pub peer_urls: Vec<String>,
+    /// URLs at which clients reach it.
+    pub client_urls: Vec<String>,
+    /// `https://host:port` of its steward.
+    pub steward_url: String,
+}
+
+impl ClusterConfig {
+    /// The member that runs in a pod.
+    pub fn member_of_pod(&self, pod: &str) -> Option<&ClusterMember> {
+        self.members.iter().find(|member| member.pod == pod)
+    }
+}
