@@ -1,0 +1,211 @@
+//! The cluster's backups. The steward beside the etcd leader owns them; the others stand by.
+
+mod collector;
+mod fence;
+mod full;
+pub mod owner;
+mod snapshotter;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use api::{
+    schedule::Schedule,
+    v1alpha1::{BackupSpec, CompressionPolicy},
+};
+use etcd_storage::{compression::Compression, delta, full::Error as FullError};
+use operator::reconcile::{Reason, Retry};
+use snapstore::{Kind, SnapStore, StoredSnapshot};
+use tokio::sync::{oneshot, watch};
+
+pub use fence::revision;
+pub use owner::Owner;
+
+use crate::etcd::EtcdError;
+
+/// Settings of the backups, checked.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// When full snapshots are due.
+    pub schedule: Schedule,
+    /// Time between periodic deltas; `None` when they are off.
+    pub delta_period: Option<Duration>,
+    /// Bytes of events that make a delta before its time.
+    pub memory_limit: u64,
+    /// How objects are compressed.
+    pub compression: Compression,
+    /// How long a full snapshot may take.
+    pub timeout: Duration,
+    /// Scratch space.
+    pub temp: PathBuf,
+}
+
+/// The settings can't be understood.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The schedule of full snapshots.
+    #[error("spec.backup.fullSnapshotSchedule: {0}")]
+    Schedule(#[from] api::schedule::InvalidSchedule),
+    /// One of the durations.
+    #[error("spec.backup: {0}")]
+    Duration(#[from] api::duration::InvalidDuration),
+    /// The memory limit.
+    #[error("spec.backup.deltaSnapshotMemoryLimit: {0}")]
+    Quantity(#[from] api::quantity::InvalidQuantity),
+}
+
+impl Settings {
+    /// Reads them from the Etcd's spec.
+    pub fn new(spec: &BackupSpec, temp: PathBuf) -> Result<Self, SettingsError> {
+        let compression = match spec.compression() {
+            Some(CompressionPolicy::Lzw) => Compression::Lzw,
+            Some(CompressionPolicy::Zlib) => Compression::Zlib,
+            // A policy of a newer version: what everyone can read is the safe choice.
+            Some(_) => Compression::Gzip,
+            None => Compression::None,
+        };
+        Ok(Self {
+            schedule: spec.full_snapshot_schedule()?,
+            delta_period: spec.delta_snapshot_period()?,
+            memory_limit: spec.delta_snapshot_memory_limit()?.max(1),
+            compression,
+            timeout: spec.snapshot_timeout()?,
+            temp,
+        })
+    }
+}
+
+/// Why a snapshot wasn't taken or stored.
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    /// The store refused, or couldn't be reached.
+    #[error("{location}: {source}")]
+    Store {
+        /// The store.
+        location: String,
+        /// Why.
+        #[source]
+        source: snapstore::Error,
+    },
+    /// etcd refused, or couldn't be reached.
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    /// The scratch space can't be used.
+    #[error("scratch space: {0}")]
+    Scratch(#[from] std::io::Error),
+    /// What etcd sent isn't a whole database.
+    #[error("the snapshot that etcd sent is damaged: {0}")]
+    Damaged(#[from] FullError),
+    /// The events can't be written as a delta.
+    #[error(transparent)]
+    Delta(#[from] delta::EncodeError),
+    /// The store holds a history that this cluster doesn't have.
+    #[error(
+        "the newest snapshot in the store ends at revision {stored}, the cluster is at {cluster}: the store holds backups \
+         of another history. Move them away, or give this Etcd another spec.backup.store.prefix"
+    )]
+    StoreAhead {
+        /// Last revision in the store.
+        stored: i64,
+        /// Revision of the cluster.
+        cluster: i64,
+    },
+    /// Another member leads.
+    #[error("this member doesn't lead the cluster any more")]
+    NotLeader,
+    /// etcd has dropped history that no snapshot holds.
+    #[error("etcd has compacted revisions up to {0}, which no delta holds: a full snapshot is needed")]
+    Compacted(i64),
+    /// The watch ended.
+    #[error("the watch of etcd ended: {0}")]
+    WatchEnded(String),
+    /// It took too long.
+    #[error("not done within {0:?}")]
+    Timeout(Duration),
+    /// The work was dropped.
+    #[error("the snapshot was given up: {0}")]
+    Abandoned(&'static str),
+}
+
+impl Reason for BackupError {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Store { source, .. } => source.reason(),
+            Self::Etcd(_) | Self::WatchEnded(_) => "EtcdUnreachable",
+            Self::Scratch(_) => "ScratchSpace",
+            Self::Damaged(_) => "SnapshotDamaged",
+            Self::Delta(_) => "DeltaOutOfOrder",
+            Self::StoreAhead { .. } => "StoreAhead",
+            Self::NotLeader => "NotOwner",
+            Self::Compacted(_) => "Compacted",
+            Self::Timeout(_) => "Timeout",
+            Self::Abandoned(_) => "Abandoned",
+        }
+    }
+
+    fn retry(&self) -> Retry {
+        match self {
+            Self::Store { source, .. } if !source.is_retryable() => Retry::OnChange,
+            Self::StoreAhead { .. } => Retry::OnChange,
+            _ => Retry::Backoff,
+        }
+    }
+}
+
+/// What is asked of the owner.
+#[derive(Debug)]
+pub struct Order {
+    /// Full or delta.
+    pub kind: Kind,
+    /// Mark it as the last one.
+    pub is_final: bool,
+    /// Where the outcome goes. `None` for a delta with nothing in it.
+    pub done: oneshot::Sender<Result<Option<StoredSnapshot>, BackupError>>,
+}
+
+/// What the owner knows of the backups.
+#[derive(Debug, Clone, Default)]
+pub struct Known {
+    /// Whether this steward owns the backups.
+    pub owner: bool,
+    /// The newest full snapshot.
+    pub full: Option<StoredSnapshot>,
+    /// The deltas after it, ascending.
+    pub deltas: Vec<StoredSnapshot>,
+    /// Last revision that the store holds.
+    pub covered: i64,
+    /// Last revision that is known of the cluster.
+    pub current: i64,
+    /// When the next full snapshot is due.
+    pub next_full: Option<jiff::Timestamp>,
+    /// What keeps backups from working: reason and message.
+    pub failure: Option<(String, String)>,
+}
+
+/// The API's way to the backups.
+#[derive(Debug, Clone)]
+pub struct Backups {
+    /// The store, for listings.
+    pub store: Arc<dyn SnapStore>,
+    /// What the owner knows.
+    pub known: watch::Receiver<Known>,
+    /// Orders to the owner, while this steward is it.
+    pub orders: watch::Receiver<Option<tokio::sync::mpsc::Sender<Order>>>,
+}
+
+impl Backups {
+    /// Has a snapshot taken, and waits until it is stored.
+    pub async fn take(&self, kind: Kind, is_final: bool) -> Result<Option<StoredSnapshot>, BackupError> {
+        let orders = self.orders.borrow().clone().ok_or(BackupError::NotLeader)?;
+        let (done, outcome) = oneshot::channel();
+        orders.send(Order { kind, is_final, done }).await.map_err(|_| BackupError::NotLeader)?;
+        // The owner drops its orders when it loses the leadership.
+        outcome.await.map_err(|_| BackupError::NotLeader)?
+    }
+}
+
+impl Backups {
+    /// The newest full snapshot and the deltas beyond it, as they lie in the store.
+    pub async fn latest(&self) -> Result<(Option<StoredSnapshot>, Vec<StoredSnapshot>), snapstore::Error> {
+        Ok(snapshotter::newest_set(&self.store.list().await?))
+    }
+}

@@ -1,0 +1,173 @@
+//! Makes this steward the owner of the backups for as long as its member leads.
+
+use std::{sync::Arc, time::Duration};
+
+use api::v1alpha1::ConditionStatus;
+use operator::reconcile::{Reason as _, chain};
+use snapstore::SnapStore;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::{BackupError, Backups, Known, Order, Settings, snapshotter::Snapshotter};
+use crate::{
+    etcd::Connector,
+    member::{Status, kubernetes::Kubernetes},
+    metrics::Metrics,
+};
+
+const FIRST_RETRY: Duration = Duration::from_secs(2);
+const LAST_RETRY: Duration = Duration::from_mins(2);
+/// A term of work that lasted longer than this was no failure of the start.
+const STEADY: Duration = Duration::from_mins(5);
+
+/// Condition of the EtcdMember that tells whether its steward's backups work.
+pub const CONDITION: &str = "BackupReady";
+
+/// Everything that taking backups needs.
+#[derive(Debug, Clone)]
+pub struct Owner {
+    /// Where to.
+    pub store: Arc<dyn SnapStore>,
+    /// How.
+    pub settings: Settings,
+    /// From where.
+    pub connector: Connector,
+    /// What the member tells.
+    pub status: Status,
+    /// For Events.
+    pub kubernetes: Option<Kubernetes>,
+    /// Metrics.
+    pub metrics: Metrics,
+    known: Arc<watch::Sender<Known>>,
+    orders: Arc<watch::Sender<Option<mpsc::Sender<Order>>>>,
+}
+
+impl Owner {
+    /// An owner to be, and the API's way to it.
+    pub fn new(
+        store: Arc<dyn SnapStore>,
+        settings: Settings,
+        connector: Connector,
+        status: Status,
+        kubernetes: Option<Kubernetes>,
+        metrics: Metrics,
+    ) -> (Self, Backups) {
+        let (known, orders) = (Arc::new(watch::Sender::new(Known::default())), Arc::new(watch::Sender::new(None)));
+        let backups = Backups { store: Arc::clone(&store), known: known.subscribe(), orders: orders.subscribe() };
+        (Self { store, settings, connector, status, kubernetes, metrics, known, orders }, backups)
+    }
+
+    /// Changes what is known of the backups, and tells it.
+    pub(super) fn learn(&self, change: impl FnOnce(&mut Known)) {
+        self.known.send_modify(change);
+    }
+
+    /// What is known of the backups.
+    pub(super) fn known(&self) -> Known {
+        self.known.borrow().clone()
+    }
+
+    /// Works whenever this member leads, until `shutdown`.
+    pub async fn run(self, shutdown: CancellationToken) {
+        let mut retry = FIRST_RETRY;
+        loop {
+            if !self.led(true, &shutdown).await {
+                return;
+            }
+            let begun = Instant::now();
+            tokio::select! {
+                ended = self.term() => {
+                    let error = ended;
+                    if begun.elapsed() > STEADY {
+                        retry = FIRST_RETRY;
+                    }
+                    self.resign();
+                    if !matches!(error, BackupError::NotLeader) {
+                        self.failed(&error).await;
+                        warn!(reason = error.reason(), error = chain(&error), ?retry, "backups don't work, trying again");
+                    }
+                }
+                lost = self.led(false, &shutdown) => {
+                    self.resign();
+                    if !lost {
+                        return;
+                    }
+                    info!("the leadership is gone, and the backups with it");
+                    self.status.update(|status| status.conditions.retain(|condition| condition.type_ != CONDITION));
+                    retry = FIRST_RETRY;
+                    continue;
+                }
+            }
+            tokio::select! {
+                () = sleep(retry.mul_f64(0.8 + rand::random::<f64>() * 0.4)) => {}
+                () = shutdown.cancelled() => return,
+            }
+            retry = (retry * 2).min(LAST_RETRY);
+        }
+    }
+
+    /// Waits until this member leads, or doesn't any more. False when the process ends.
+    async fn led(&self, wanted: bool, shutdown: &CancellationToken) -> bool {
+        let mut changes = self.status.subscribe();
+        let leads = |status: &api::v1alpha1::EtcdMemberStatus| {
+            status.role == Some(api::v1alpha1::MemberRole::Leader)
+        };
+        tokio::select! {
+            changed = changes.wait_for(|status| leads(status) == wanted) => changed.is_ok(),
+            () = shutdown.cancelled() => false,
+        }
+    }
+
+    /// One term of ownership; ends only with an error.
+    async fn term(&self) -> BackupError {
+        let (sender, orders) = mpsc::channel(8);
+        let snapshotter = match Snapshotter::begin(self).await {
+            Ok(snapshotter) => snapshotter,
+            Err(error) => return error,
+        };
+        self.learn(|known| known.owner = true);
+        self.status.update(|status| status.backup_owner = Some(true));
+        self.orders.send_replace(Some(sender));
+        match snapshotter.run(orders).await {
+            Ok(never) => match never {},
+            Err(error) => error,
+        }
+    }
+
+    fn resign(&self) {
+        self.orders.send_replace(None);
+        self.learn(|known| known.owner = false);
+        self.status.update(|status| status.backup_owner = Some(false));
+    }
+
+    /// Tells that backups don't work. The Event comes once for each kind of failure.
+    pub(super) async fn failed(&self, error: &BackupError) {
+        let (reason, message) = (error.reason().to_owned(), chain(error));
+        self.metrics.snapshot_failed(error.reason());
+        let news = self.known.borrow().failure.as_ref().is_none_or(|(known, _)| *known != reason);
+        self.status.condition(CONDITION, ConditionStatus::False, &reason, &message);
+        if news && let Some(kubernetes) = &self.kubernetes {
+            kubernetes.warn("Backup", &reason, &message).await;
+        }
+        self.learn(|known| known.failure = Some((reason, message)));
+    }
+
+    /// Tells that backups work.
+    pub(super) async fn works(&self) {
+        let recovered = self.known.borrow().failure.is_some();
+        self.learn(|known| known.failure = None);
+        self.status.condition(
+            CONDITION,
+            ConditionStatus::True,
+            api::conditions::backup_ready::SUCCEEDED,
+            "the newest snapshots are stored",
+        );
+        if recovered && let Some(kubernetes) = &self.kubernetes {
+            kubernetes.tell("Backup", "BackupRecovered", "snapshots are stored again").await;
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! One term of taking snapshots: what the store lacks is found out once, then the watch is followed, deltas and fulls are
+//! stored when they are due or ordered, one upload at a time and beside the watch.
+
+use std::{convert::Infallible, future::pending, pin::Pin, time::Duration};
+
+use api::{
+    quantity,
+    v1alpha1::SnapshotInfo,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use operator::reconcile::{Reason as _, Retry};
+use snapstore::{Body, Class, Kind, Listing, SnapshotName, StoredSnapshot};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::{Instant, sleep, sleep_until, timeout},
+};
+use tracing::{info, warn};
+
+use super::{
+    BackupError, Order,
+    collector::{Collector, Delta},
+    fence::Fence,
+    full,
+    owner::Owner,
+};
+
+/// Without periodic deltas the cluster's revision is looked at this often, to know whether backups are current.
+const LOOK_PERIOD: Duration = Duration::from_mins(1);
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_mins(1);
+
+type Outcome = Result<Option<Stored>, BackupError>;
+type Waiters = Vec<oneshot::Sender<Result<Option<StoredSnapshot>, BackupError>>>;
+
+/// What an upload yielded.
+#[derive(Debug)]
+struct Stored {
+    snapshot: StoredSnapshot,
+    /// Bytes before compression.
+    size: u64,
+    took: Duration,
+}
+
+/// The work under way, and who waits for it.
+struct Job {
+    kind: Kind,
+    work: Pin<Box<dyn Future<Output = Outcome> + Send>>,
+    waiters: Waiters,
+}
+
+pub struct Snapshotter {
+    owner: Owner,
+    fence: Fence,
+    collector: Collector,
+    accumulated: u64,
+    full_due: bool,
+}
+
+impl Snapshotter {
+    /// Reads the store, and opens the watch where the store ends.
+    pub async fn begin(owner: &Owner) -> Result<Self, BackupError> {
+        let fence = Fence::begin(&owner.connector).await?;
+        let current = fence.check().await?;
+        let listing = owner.store.list().await.map_err(|source| store_error(owner, source))?;
+        let (full, deltas) = newest_set(&listing);
+        let covered = deltas.last().or(full.as_ref()).map_or(0, |snapshot| snapshot.name.last_revision);
+        if covered > current {
+            return Err(BackupError::StoreAhead { stored: covered, cluster: current });
+        }
+        let full_due = full.as_ref().is_none_or(|full| full.name.is_final || missed(owner, full));
+        info!(covered, current, full_due, store = owner.store.location(), "owning the backups");
+        let base = if full.is_some() { covered } else { current };
+        let collector = match Collector::open(&owner.connector, base, owner.settings.compression).await {
+            Err(BackupError::Compacted(_)) => {
+                Collector::open(&owner.connector, current, owner.settings.compression).await?
+            }
+            opened => opened?,
+        };
+        owner.learn(|known| {
+            (known.full, known.deltas, known.covered, known.current) = (full, deltas, covered, current);
+            known.next_full = owner.settings.schedule.next_after(Timestamp::now());
+        });
+        let this = Self { owner: owner.clone(), fence, collector, accumulated: 0, full_due };
+        this.tell();
+        Ok(this)
+    }
+
+    /// Follows the watch until something fails that a new term must mend.
+    pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<Infallible, BackupError> {
+        let limit = self.owner.settings.memory_limit;
+        let period = self.owner.settings.delta_period.unwrap_or(LOOK_PERIOD);
+        let mut job: Option<Job> = None;
+        let mut waiting: Vec<Order> = Vec::new();
+        let mut delta_due = false;
+        let mut tick = Instant::now() + period;
+        loop {
+            if job.is_none() {
+                job = self.next_job(&mut waiting, delta_due).await?;
+                if job.as_ref().is_some_and(|job| job.kind == Kind::Delta) || self.collector.len() == 0 {
+                    delta_due = false;
+                }
+            }
+            let next_full = self.owner.known().next_full;
+            tokio::select! {
+                // Twice the limit: one delta on its way into the store, one being collected.
+                answer = self.collector.next(), if self.collector.len() < limit => match answer {
+                    Ok(answer) => self.collector.add(&answer).await?,
+                    Err(BackupError::Compacted(revision)) => {
+                        warn!(revision, "etcd dropped history that no delta holds, taking a full snapshot");
+                        self.reopen().await?;
+                    }
+                    Err(error) => return Err(error),
+                },
+                outcome = finished(&mut job) => {
+                    let Some(done) = job.take() else { continue };
+                    self.finish(done, outcome).await?;
+                }
+                order = orders.recv() => match order {
+                    Some(order) => waiting.push(order),
+                    None => return Err(BackupError::NotLeader),
+                },
+                () = sleep_until(tick) => {
+                    tick = Instant::now() + period;
+                    delta_due = self.owner.settings.delta_period.is_some();
+                    self.look().await?;
+                }
+                () = until(next_full) => {
+                    self.full_due = true;
+                    let next = self.owner.settings.schedule.next_after(Timestamp::now());
+                    self.owner.learn(|known| known.next_full = next);
+                }
+            }
+            if self.collector.len() >= limit {
+                delta_due = true;
+            }
+        }
+    }
+
+    /// The most urgent thing to do, if there is any. Orders of the same kind share one snapshot.
+    async fn next_job(&mut self, waiting: &mut Vec<Order>, delta_due: bool) -> Result<Option<Job>, BackupError> {
+        let of = |kind| move |order: &Order| order.kind == kind;
+        if self.full_due || waiting.iter().any(of(Kind::Full)) {
+            self.full_due = false;
+            let (ordered, rest): (Vec<_>, Vec<_>) = waiting.drain(..).partition(of(Kind::Full));
+            *waiting = rest;
+            let is_final = ordered.iter().any(|order| order.is_final);
+            let waiters = ordered.into_iter().map(|order| order.done).collect();
+            let work = Box::pin(take_full(self.owner.clone(), self.fence.clone(), is_final));
+            return Ok(Some(Job { kind: Kind::Full, work, waiters }));
+        }
+        let ordered = waiting.iter().any(of(Kind::Delta));
+        if !ordered && !delta_due {
+            return Ok(None);
+        }
+        if ordered {
+            self.catch_up().await?;
+        }
+        let waiters: Waiters = waiting.drain(..).map(|order| order.done).collect();
+        match self.collector.cut()? {
+            Some(delta) => {
+                let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
+                Ok(Some(Job { kind: Kind::Delta, work, waiters }))
+            }
+            None => {
+                for waiter in waiters {
+                    let _ = waiter.send(Ok(None));
+                }
+                Ok(None)
+            }
+        }
+    }
+
+    /// An ordered delta holds everything that was acknowledged before the order.
+    async fn catch_up(&mut self) -> Result<(), BackupError> {
+        let wanted = self.fence.check().await?;
+        while self.collector.last() < wanted {
+            let answer = timeout(LOOK_PERIOD, self.collector.next())
+                .await
+                .map_err(|_| BackupError::Timeout(LOOK_PERIOD))??;
+            self.collector.add(&answer).await?;
+        }
+        Ok(())
+    }
+
+    async fn finish(&mut self, job: Job, outcome: Outcome) -> Result<(), BackupError> {
+        let stored = match outcome {
+            Ok(stored) => stored,
+            Err(error) => {
+                // A full that failed is still due; a delta that failed is lost to this term, whose successor watches
+                // from where the store ends.
+                self.full_due |= job.kind == Kind::Full && job.waiters.is_empty();
+                self.owner.failed(&error).await;
+                let again = job.kind == Kind::Full && !matches!(error, BackupError::NotLeader);
+                let message = operator::reconcile::chain(&error);
+                let mut error = Some(error);
+                for waiter in job.waiters {
+                    let cause = error.take().unwrap_or(BackupError::Abandoned("the one that it shared failed"));
+                    let _ = waiter.send(Err(cause));
+                }
+                if again {
+                    warn!(error = message, "a full snapshot failed");
+                    sleep(FIRST_RETRY).await;
+                    return Ok(());
+                }
+                return Err(error.unwrap_or(BackupError::NotLeader));
+            }
+        };
+        if let Some(stored) = &stored {
+            self.account(job.kind, stored).await?;
+        }
+        for waiter in job.waiters {
+            let _ = waiter.send(Ok(stored.as_ref().map(|stored| stored.snapshot.clone())));
+        }
+        Ok(())
+    }
+
+    async fn account(&mut self, kind: Kind, stored: &Stored) -> Result<(), BackupError> {
+        let Stored { snapshot, size, took } = stored;
+        let revision = snapshot.name.last_revision;
+        info!(name = %snapshot.name, revision, bytes = snapshot.object.size, ?took, "stored a snapshot");
+        self.owner.metrics.snapshot_stored(kind, revision, snapshot.name.created_on, *took);
+        match kind {
+            Kind::Full => {
+                self.accumulated = 0;
+                self.owner.learn(|known| {
+                    known.full = Some(snapshot.clone());
+                    known.deltas.retain(|delta| delta.name.last_revision > revision);
+                    known.covered = known.covered.max(revision);
+                });
+                // Events beyond the full that were collected together with covered ones stay in one delta: readers skip
+                // what they have. Its start must follow the snapshot before it, so it is collected anew instead.
+                if !self.collector.covered(revision) {
+                    self.collector =
+                        Collector::open(&self.owner.connector, revision, self.owner.settings.compression).await?;
+                }
+            }
+            Kind::Delta => {
+                self.accumulated += size;
+                self.owner.learn(|known| {
+                    known.deltas.push(snapshot.clone());
+                    known.covered = known.covered.max(revision);
+                });
+            }
+        }
+        let info = info_of(snapshot, *size);
+        let accumulated = quantity::from_bytes(self.accumulated);
+        self.owner.status.update(|status| {
+            status.snapshots.accumulated_delta_size = Some(accumulated);
+            match kind {
+                Kind::Full => {
+                    status.snapshots.last_full = Some(info);
+                    status.snapshots.last_delta = None;
+                }
+                Kind::Delta => status.snapshots.last_delta = Some(info),
+            }
+        });
+        self.look().await?;
+        self.owner.works().await;
+        Ok(())
+    }
+
+    /// Compares the cluster's revision with what is stored.
+    async fn look(&mut self) -> Result<(), BackupError> {
+        let current = self.fence.check().await?;
+        self.owner.learn(|known| known.current = known.current.max(current));
+        self.tell();
+        Ok(())
+    }
+
+    fn tell(&self) {
+        let known = self.owner.known();
+        let uncovered = known.current.saturating_sub(known.covered).max(0);
+        self.owner.metrics.uncovered(uncovered);
+        self.owner.status.update(|status| {
+            status.snapshots.uncovered_revisions = Some(uncovered);
+            if status.snapshots.last_full.is_none() {
+                status.snapshots.last_full = known.full.as_ref().map(|full| stored_info(full));
+                status.snapshots.last_delta = known.deltas.last().map(|delta| stored_info(delta));
+            }
+            let newest = known.deltas.last().or(known.full.as_ref()).map(|snapshot| snapshot.name.created_on);
+            let covered = if uncovered == 0 && known.full.is_some() { Some(Timestamp::now()) } else { newest };
+            status.snapshots.covered_until = covered.map(|time| Time(crate::member::whole_seconds(time)));
+        });
+    }
+
+    /// Starts the watch anew at the present, with a full snapshot to close the hole.
+    async fn reopen(&mut self) -> Result<(), BackupError> {
+        let current = self.fence.check().await?;
+        self.collector = Collector::open(&self.owner.connector, current, self.owner.settings.compression).await?;
+        self.full_due = true;
+        Ok(())
+    }
+}
+
+async fn finished(job: &mut Option<Job>) -> Outcome {
+    match job {
+        Some(job) => job.work.as_mut().await,
+        None => pending().await,
+    }
+}
+
+async fn until(time: Option<Timestamp>) {
+    match time {
+        Some(time) => sleep(operator::cache::until(time)).await,
+        None => pending().await,
+    }
+}
+
+async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
+    let begun = Instant::now();
+    let deadline = owner.settings.timeout;
+    let fetched = full::fetch(&owner.connector, owner.settings.compression, &owner.settings.temp);
+    let spooled = timeout(deadline, fetched).await.map_err(|_| BackupError::Timeout(deadline))??;
+    let name = SnapshotName::full(spooled.summary.revision, Timestamp::now(), owner.settings.compression)
+        .with_final(is_final);
+    let path = spooled.file.path().to_owned();
+    let body = || async { Ok(Body::from_file(&path).await?) };
+    let snapshot = upload(&owner, &fence, &name, body).await?;
+    Ok(Some(Stored { snapshot, size: spooled.summary.db_size, took: begun.elapsed() }))
+}
+
+async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
+    let begun = Instant::now();
+    let (start, last) = (delta.start, delta.summary.last_revision);
+    let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
+    let body = || async { Ok(Body::from_bytes(delta.bytes.clone())) };
+    let snapshot = upload(&owner, &fence, &name, body).await?;
+    Ok(Some(Stored { snapshot, size: delta.summary.len, took: begun.elapsed() }))
+}
+
+/// Uploads until it works: the object is whole and waits here, so there is nothing better to do than to try again.
+async fn upload<F, Fut>(
+    owner: &Owner,
+    fence: &Fence,
+    name: &SnapshotName,
+    body: F,
+) -> Result<StoredSnapshot, BackupError>
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Result<Body, BackupError>>,
+{
+    let mut retry = FIRST_RETRY;
+    loop {
+        let guard = fence.clone();
+        let guarded = body().await?.with_guard(async move {
+            guard.check().await.map(|_| ()).map_err(|error| std::io::Error::other(error.to_string()))
+        });
+        let error = match owner.store.put(name, guarded).await {
+            Ok(stored) => return Ok(stored),
+            Err(error) => error,
+        };
+        // An earlier try of ours may have arrived although its answer got lost.
+        if error.class() == Class::AlreadyExists {
+            let listing = owner.store.list().await.map_err(|source| store_error(owner, source))?;
+            if let Some(stored) = listing.snapshots.into_iter().find(|stored| stored.name == *name) {
+                return Ok(stored);
+            }
+        }
+        fence.check().await?;
+        let error = store_error(owner, error);
+        if error.retry() != Retry::Backoff {
+            return Err(error);
+        }
+        owner.failed(&error).await;
+        sleep(retry.mul_f64(0.8 + rand::random::<f64>() * 0.4)).await;
+        retry = (retry * 2).min(LAST_RETRY);
+    }
+}
+
+fn store_error(owner: &Owner, source: snapstore::Error) -> BackupError {
+    BackupError::Store { location: owner.store.location().to_owned(), source }
+}
+
+/// The newest full snapshot and the deltas beyond it.
+pub(super) fn newest_set(listing: &Listing) -> (Option<StoredSnapshot>, Vec<StoredSnapshot>) {
+    let usable = || listing.snapshots.iter().filter(|snapshot| !snapshot.excluded);
+    let full = usable().rfind(|snapshot| snapshot.name.kind == Kind::Full).cloned();
+    let after = full.as_ref().map_or(0, |full| full.name.last_revision);
+    let deltas = usable()
+        .filter(|snapshot| snapshot.name.kind == Kind::Delta && snapshot.name.last_revision > after)
+        .cloned()
+        .collect();
+    (full, deltas)
+}
+
+/// Whether a full snapshot was due since the newest one.
+fn missed(owner: &Owner, full: &StoredSnapshot) -> bool {
+    owner.settings.schedule.last_until(Timestamp::now()).is_some_and(|due| due > full.name.created_on)
+}
+
+fn info_of(snapshot: &StoredSnapshot, size: u64) -> SnapshotInfo {
+    SnapshotInfo { size: Some(quantity::from_bytes(size)), ..stored_info(snapshot) }
+}
+
+fn stored_info(snapshot: &StoredSnapshot) -> SnapshotInfo {
+    SnapshotInfo {
+        timestamp: Some(Time(snapshot.name.created_on)),
+        name: snapshot.name.to_string(),
+        size: None,
+        start_revision: snapshot.name.start_revision,
+        end_revision: snapshot.name.last_revision,
+    }
+}

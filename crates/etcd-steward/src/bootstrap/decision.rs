@@ -1,0 +1,275 @@
+//! How a member comes to its data: the one decision that every start of etcd goes through. Pure: evidence in, decision
+//! out. The rules behind the table:
+//!
+//! - *Unknown* is never *absent*: what can't be found out is waited for.
+//! - A new cluster is formed only if this Etcd has never formed one.
+//! - Data is never given up for something that isn't proven to be better or the only thing left.
+//! - One member restores, the others join it.
+
+use std::fmt;
+
+/// What the data directory looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Data {
+    /// There is none.
+    Missing,
+    /// It passed the check.
+    Valid,
+    /// It is damaged.
+    Invalid,
+    /// Another process holds it.
+    Locked,
+    /// The volume is another member's.
+    Foreign,
+    /// It can't be told.
+    Unknown,
+}
+
+/// Whether this Etcd has ever formed a cluster, by what its members have recorded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Formation {
+    /// No member has ever recorded a cluster ID.
+    Never,
+    /// At least one has.
+    Formed,
+    /// The records can't be read.
+    Unknown,
+}
+
+/// What the running cluster says about this member.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Live {
+    /// No other member answers, or together they have no quorum.
+    Unreachable,
+    /// A cluster runs that this member isn't listed in.
+    NotListed,
+    /// It is listed as a voter that has never started.
+    Unstarted,
+    /// It is listed as a learner that has never started.
+    UnstartedLearner,
+    /// It is listed, and has run before.
+    Started,
+}
+
+/// What the backup store holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Backups {
+    /// No store is configured.
+    NoStore,
+    /// The store holds no snapshot.
+    Absent,
+    /// The store holds snapshots.
+    Present,
+    /// The store can't be read.
+    Unknown,
+}
+
+/// The member's place among those wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The only member.
+    Only,
+    /// Ordinal 0 of several: the one that restores.
+    First,
+    /// Another one of several.
+    Other,
+}
+
+/// All that the decision rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Evidence {
+    /// The data directory.
+    pub data: Data,
+    /// The records of all members.
+    pub formation: Formation,
+    /// Whether this member has recorded that it began before.
+    pub begun: bool,
+    /// The running cluster.
+    pub live: Live,
+    /// The backup store.
+    pub backups: Backups,
+    /// The member's place.
+    pub place: Place,
+    /// Whether the member was made by a scale-out, and must not take part in forming a cluster.
+    pub as_learner: bool,
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Decision {
+    /// Start etcd on the data that is there.
+    Start,
+    /// Form a new cluster with all wanted members, on empty data.
+    Form,
+    /// Fill the data directory from the backups, and start it as a cluster of one.
+    Restore,
+    /// Start as the learner that the cluster already lists.
+    StartAsLearner,
+    /// Be added to the running cluster as a learner.
+    Join,
+    /// Have the old self removed from the running cluster, then join it.
+    Rejoin,
+    /// Look again later.
+    Wait(Waiting),
+    /// Don't start: a person must act.
+    Refuse(Refusal),
+}
+
+/// What is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Waiting {
+    /// The process that holds the data directory.
+    DataDirLocked,
+    /// The data directory to become readable.
+    DataDirUnreadable,
+    /// The Kubernetes API: whether the cluster has formed isn't known.
+    RecordUnreadable,
+    /// The store: whether there are backups isn't known.
+    StoreUnreachable,
+    /// The other members.
+    PeersUnreachable,
+    /// The first member to restore.
+    FirstMemberRestoring,
+    /// A running cluster to join.
+    NoClusterToJoin,
+}
+
+/// Why the member must not start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Refusal {
+    /// The volume belongs to another member or another Etcd.
+    WrongVolume,
+    /// The only member's data is gone, and there is no backup.
+    DataLost,
+    /// The only member's data is damaged, and there is no backup.
+    DataCorrupt,
+}
+
+impl Waiting {
+    /// The reason in the member's condition.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::DataDirLocked => "DataDirLocked",
+            Self::DataDirUnreadable => "DataDirUnreadable",
+            Self::RecordUnreadable => "RecordUnreadable",
+            Self::StoreUnreachable => "StoreUnreachable",
+            Self::PeersUnreachable => "PeersUnreachable",
+            Self::FirstMemberRestoring => "FirstMemberRestoring",
+            Self::NoClusterToJoin => "NoClusterToJoin",
+        }
+    }
+}
+
+impl Refusal {
+    /// The reason in the member's condition.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::WrongVolume => "WrongVolume",
+            Self::DataLost => "DataLost",
+            Self::DataCorrupt => "DataCorrupt",
+        }
+    }
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::DataDirLocked => "waiting for the process that holds the data directory to let go of it",
+            Self::DataDirUnreadable => "the data directory can't be read; trying again",
+            Self::RecordUnreadable => {
+                "the Kubernetes API can't be asked whether this cluster has formed before; trying again"
+            }
+            Self::StoreUnreachable => "the backup store can't be asked for backups; trying again",
+            Self::PeersUnreachable => "waiting for a quorum of the other members, to join them",
+            Self::FirstMemberRestoring => "waiting for the first member to restore the cluster, to join it",
+            Self::NoClusterToJoin => "waiting for a running cluster to join as a learner",
+        })
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::WrongVolume => "the volume belongs to another member; nothing was written to it. Mount the right volume",
+            Self::DataLost => {
+                "this cluster has formed before, its only data directory is gone, and there is no backup. To start \
+                 empty, delete the EtcdMember of this pod"
+            }
+            Self::DataCorrupt => {
+                "the only data directory is damaged, and there is no backup. Repair it, or move it away and delete the \
+                 EtcdMember of this pod to start empty"
+            }
+        })
+    }
+}
+
+/// Decides. Every combination is named; there is no default.
+pub fn decide(evidence: &Evidence) -> Decision {
+    match evidence.data {
+        Data::Foreign => Decision::Refuse(Refusal::WrongVolume),
+        Data::Locked => Decision::Wait(Waiting::DataDirLocked),
+        Data::Unknown => Decision::Wait(Waiting::DataDirUnreadable),
+        Data::Valid => Decision::Start,
+        Data::Invalid => match evidence.place {
+            Place::Only => only_member_damaged(evidence.backups),
+            Place::First | Place::Other => match evidence.live {
+                Live::Started => Decision::Rejoin,
+                Live::NotListed => Decision::Join,
+                Live::UnstartedLearner => Decision::StartAsLearner,
+                // Its vote may be recorded nowhere but in the damaged data.
+                Live::Unstarted => Decision::Rejoin,
+                Live::Unreachable => Decision::Wait(Waiting::PeersUnreachable),
+            },
+        },
+        Data::Missing => without_data(evidence),
+    }
+}
+
+fn only_member_damaged(backups: Backups) -> Decision {
+    match backups {
+        Backups::Present => Decision::Restore,
+        Backups::Absent | Backups::NoStore => Decision::Refuse(Refusal::DataCorrupt),
+        Backups::Unknown => Decision::Wait(Waiting::StoreUnreachable),
+    }
+}
+
+fn without_data(evidence: &Evidence) -> Decision {
+    match evidence.live {
+        Live::NotListed => Decision::Join,
+        Live::UnstartedLearner => Decision::StartAsLearner,
+        Live::Started => Decision::Rejoin,
+        // A founding member whose first start is still to come. One that has begun may have voted: it must not forget.
+        Live::Unstarted if evidence.begun => Decision::Rejoin,
+        Live::Unstarted => Decision::Form,
+        Live::Unreachable if evidence.as_learner => Decision::Wait(Waiting::NoClusterToJoin),
+        Live::Unreachable => match evidence.formation {
+            Formation::Unknown => Decision::Wait(Waiting::RecordUnreadable),
+            Formation::Formed => formed_and_alone(evidence),
+            Formation::Never => never_formed(evidence),
+        },
+    }
+}
+
+/// The cluster has formed, this member's data is gone, and nobody answers.
+fn formed_and_alone(evidence: &Evidence) -> Decision {
+    match (evidence.place, evidence.backups) {
+        (Place::Only, Backups::Present) => Decision::Restore,
+        (Place::Only, Backups::Absent | Backups::NoStore) => Decision::Refuse(Refusal::DataLost),
+        (Place::Only, Backups::Unknown) => Decision::Wait(Waiting::StoreUnreachable),
+        (Place::First | Place::Other, Backups::Present | Backups::Absent | Backups::NoStore | Backups::Unknown) => {
+            Decision::Wait(Waiting::PeersUnreachable)
+        }
+    }
+}
+
+fn never_formed(evidence: &Evidence) -> Decision {
+    match (evidence.place, evidence.backups) {
+        (Place::Only | Place::First | Place::Other, Backups::Absent | Backups::NoStore) => Decision::Form,
+        (Place::Only | Place::First | Place::Other, Backups::Unknown) => Decision::Wait(Waiting::StoreUnreachable),
+        (Place::Only | Place::First, Backups::Present) => Decision::Restore,
+        (Place::Other, Backups::Present) => Decision::Wait(Waiting::FirstMemberRestoring),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! The session with the launcher over the unix socket.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use futures::Stream;
+use steward_proto::v1::{
+    Exited, Hello, RunRequest, RunResponse, Start, bootstrap_service_server::BootstrapService, run_request::Event,
+    run_response::Command,
+};
+use tokio::{
+    sync::{Mutex, mpsc, watch},
+    time::{Instant, sleep},
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
+use tracing::{info, warn};
+
+use super::Bootstrap;
+
+/// A run that lasted longer than this ends a series of crashes.
+const STEADY: Duration = Duration::from_mins(1);
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const LAST_BACKOFF: Duration = Duration::from_mins(1);
+
+/// Serves one launcher; a new session takes the place of an old one.
+#[derive(Debug, Clone)]
+pub struct Sessions {
+    bootstrap: Bootstrap,
+    running: Arc<watch::Sender<Option<String>>>,
+    crashes: Arc<Mutex<Crashes>>,
+    version: Arc<watch::Sender<String>>,
+}
+
+/// How often etcd has ended soon after its start.
+#[derive(Debug, Default)]
+struct Crashes {
+    count: u32,
+    started: Option<Instant>,
+}
+
+impl Crashes {
+    /// How long to wait before the next start.
+    fn backoff(&mut self) -> Duration {
+        let steady = self.started.take().is_some_and(|at| at.elapsed() > STEADY);
+        self.count = if steady { 0 } else { self.count.saturating_add(1) };
+        match self.count {
+            0 | 1 => Duration::ZERO,
+            n => FIRST_BACKOFF.saturating_mul(1 << (n - 2).min(6)).min(LAST_BACKOFF),
+        }
+    }
+}
+
+impl Sessions {
+    /// Serves sessions that start etcd through `bootstrap`.
+    pub fn new(bootstrap: Bootstrap) -> Self {
+        Self {
+            bootstrap,
+            running: Arc::new(watch::Sender::new(None)),
+            crashes: Arc::default(),
+            version: Arc::new(watch::Sender::new(String::new())),
+        }
+    }
+
+    /// The configuration hash of the etcd that runs, if one does.
+    pub fn running(&self) -> watch::Receiver<Option<String>> {
+        self.running.subscribe()
+    }
+
+    async fn serve(self, hello: Hello, mut requests: Streaming<RunRequest>, commands: Commands) {
+        info!(etcd_pid = hello.etcd_pid, version = hello.etcd_version, "the launcher is here");
+        self.version.send_replace(hello.etcd_version);
+        let mut start_due = hello.etcd_pid == 0;
+        self.running.send_replace((!start_due).then_some(hello.config_hash));
+        loop {
+            let request = if start_due {
+                tokio::select! {
+                    config = self.bootstrap.prepare() => {
+                        start_due = false;
+                        let start = Command::Start(Start { config: config.text, config_hash: config.hash });
+                        if commands.send(Ok(RunResponse { command: Some(start) })).await.is_err() {
+                            break;
+                        }
+                        continue;
+                    }
+                    request = requests.message() => request,
+                }
+            } else {
+                requests.message().await
+            };
+            match request {
+                Ok(Some(RunRequest { event: Some(Event::Started(started)) })) => {
+                    self.crashes.lock().await.started = Some(Instant::now());
+                    self.running.send_replace(Some(started.config_hash));
+                }
+                Ok(Some(RunRequest { event: Some(Event::Exited(exited)) })) => {
+                    self.exited(&exited).await;
+                    start_due = true;
+                }
+                Ok(Some(RunRequest { event: Some(Event::Hello(_)) | None })) => {}
+                Ok(None) => break,
+                Err(status) => {
+                    warn!(reason = status.message(), "the launcher is gone");
+                    break;
+                }
+            }
+        }
+    }
+
+    async fn exited(&self, exited: &Exited) {
+        self.running.send_replace(None);
+        let backoff = self.crashes.lock().await.backoff();
+        warn!(exit_code = exited.exit_code, signal = exited.signal, clean = exited.clean, ?backoff, "etcd has ended");
+        sleep(backoff).await;
+    }
+}
+
+type Commands = mpsc::Sender<Result<RunResponse, Status>>;
+
+#[tonic::async_trait]
+impl BootstrapService for Sessions {
+    type RunStream = Pin<Box<dyn Stream<Item = Result<RunResponse, Status>> + Send>>;
+
+    async fn run(&self, request: Request<Streaming<RunRequest>>) -> Result<Response<Self::RunStream>, Status> {
+        let mut requests = request.into_inner();
+        let Some(RunRequest { event: Some(Event::Hello(hello)) }) = requests.message().await? else {
+            return Err(Status::invalid_argument("the first message must be Hello"));
+        };
+        let (commands, stream) = mpsc::channel(4);
+        tokio::spawn(self.clone().serve(hello, requests, commands));
+        Ok(Response::new(Box::pin(ReceiverStream::new(stream))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn crash_loops_slow_down_and_a_steady_run_forgives() {
+        let mut crashes = Crashes::default();
+        let mut waits = Vec::new();
+        for _ in 0..10 {
+            crashes.started = Some(Instant::now());
+            waits.push(crashes.backoff().as_secs());
+        }
+        assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        crashes.started = Some(Instant::now());
+        tokio::time::advance(Duration::from_mins(2)).await;
+        assert_eq!(crashes.backoff(), Duration::ZERO);
+    }
+}

@@ -1,0 +1,119 @@
+//! The identity file on the data volume: whose data this is. A volume that ends up at another member is recognised by
+//! it, and nothing is written there.
+
+use std::{fs, io, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+use crate::exit_record;
+
+const FILE: &str = "identity.json";
+/// What etcd-backup-restore left: the namespace only.
+const SAFE_GUARD: &str = "safe_guard";
+
+/// Whose data lies on a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Identity {
+    /// Namespace of the Etcd.
+    pub namespace: String,
+    /// Name of the Etcd.
+    pub etcd: String,
+    /// UID of the Etcd. An Etcd that was deleted and made again under its name takes over the volume.
+    pub uid: String,
+    /// Name of the member.
+    pub member: String,
+}
+
+/// What the volume says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    /// Nobody has used it.
+    Nobody,
+    /// This member.
+    Us,
+    /// This member of an earlier Etcd of the same name.
+    Predecessor,
+    /// Somebody else; the text says who.
+    Other(String),
+}
+
+impl Identity {
+    /// Compares the volume with this identity. Writes nothing.
+    pub fn owner_of(&self, volume: &Path) -> io::Result<Owner> {
+        let text = match fs::read(volume.join(FILE)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.safe_guard(volume),
+            Err(error) => return Err(error),
+        };
+        let found: Self = serde_json::from_slice(&text).map_err(io::Error::other)?;
+        Ok(if found == *self {
+            Owner::Us
+        } else if (&found.namespace, &found.etcd, &found.member) == (&self.namespace, &self.etcd, &self.member) {
+            Owner::Predecessor
+        } else {
+            Owner::Other(format!("member {} of Etcd {}/{}", found.member, found.namespace, found.etcd))
+        })
+    }
+
+    /// A volume of etcd-backup-restore.
+    fn safe_guard(&self, volume: &Path) -> io::Result<Owner> {
+        match fs::read_to_string(volume.join(SAFE_GUARD)) {
+            Ok(namespace) if namespace.trim() == self.namespace => Ok(Owner::Nobody),
+            Ok(namespace) => Ok(Owner::Other(format!("an Etcd in namespace {}", namespace.trim()))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Owner::Nobody),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Marks the volume as this member's.
+    pub fn claim(&self, volume: &Path) -> io::Result<()> {
+        exit_record::replace(volume, FILE, &serde_json::to_vec(self)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(member: &str, uid: &str) -> Identity {
+        Identity { namespace: "lab".into(), etcd: "t1".into(), uid: uid.into(), member: member.into() }
+    }
+
+    #[test]
+    fn a_swapped_volume_is_recognised_and_left_alone() {
+        let volume = tempfile::tempdir().unwrap();
+        let ours = identity("t1-1", "a");
+        assert_eq!(ours.owner_of(volume.path()).unwrap(), Owner::Nobody);
+        ours.claim(volume.path()).unwrap();
+        assert_eq!(ours.owner_of(volume.path()).unwrap(), Owner::Us);
+
+        let before = fs::metadata(volume.path().join(FILE)).unwrap().modified().unwrap();
+        assert!(matches!(identity("t1-2", "a").owner_of(volume.path()).unwrap(), Owner::Other(who) if who.contains("t1-1")));
+        assert_eq!(fs::metadata(volume.path().join(FILE)).unwrap().modified().unwrap(), before);
+    }
+
+    /// Etcds keep their volumes when they are deleted; made again, they get their data back.
+    #[test]
+    fn a_recreated_etcd_takes_over_its_volume() {
+        let volume = tempfile::tempdir().unwrap();
+        identity("t1-1", "old").claim(volume.path()).unwrap();
+        assert_eq!(identity("t1-1", "new").owner_of(volume.path()).unwrap(), Owner::Predecessor);
+    }
+
+    #[test]
+    fn the_guard_of_etcd_backup_restore_is_heeded() {
+        let volume = tempfile::tempdir().unwrap();
+        fs::write(volume.path().join(SAFE_GUARD), "lab").unwrap();
+        assert_eq!(identity("t1-1", "a").owner_of(volume.path()).unwrap(), Owner::Nobody);
+        fs::write(volume.path().join(SAFE_GUARD), "other").unwrap();
+        assert!(matches!(identity("t1-1", "a").owner_of(volume.path()).unwrap(), Owner::Other(_)));
+    }
+
+    #[test]
+    fn a_broken_identity_is_an_error_not_nobody() {
+        let volume = tempfile::tempdir().unwrap();
+        fs::write(volume.path().join(FILE), "{").unwrap();
+        assert!(identity("t1-1", "a").owner_of(volume.path()).is_err());
+    }
+}

@@ -1,0 +1,37 @@
+//! `install`: copies this binary to a folder that the etcd container shares, since etcd's image is not ours.
+
+use std::{
+    fs::{self, File},
+    io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+};
+
+/// Flags of `install`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Folder to copy the binary to.
+    folder: PathBuf,
+}
+
+/// The binary couldn't be copied.
+#[derive(Debug, thiserror::Error)]
+#[error("install the steward in {folder}")]
+pub struct InstallError {
+    folder: PathBuf,
+    source: io::Error,
+}
+
+/// Copies the binary beside its final name first, so that a half-written one is never run.
+pub fn run(args: &Args) -> Result<(), InstallError> {
+    install(&args.folder).map_err(|source| InstallError { folder: args.folder.clone(), source })
+}
+
+fn install(folder: &Path) -> io::Result<()> {
+    let target = folder.join(env!("CARGO_BIN_NAME"));
+    let beside = target.with_extension("new");
+    fs::copy("/proc/self/exe", &beside)?;
+    fs::set_permissions(&beside, fs::Permissions::from_mode(0o755))?;
+    File::open(&beside)?.sync_all()?;
+    fs::rename(&beside, &target)
+}

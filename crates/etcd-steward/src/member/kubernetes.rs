@@ -1,0 +1,225 @@
+//! The member's side of the Kubernetes API: its EtcdMember, its heartbeat Lease and Events.
+
+use std::{sync::Arc, time::Duration};
+
+use api::{
+    labels,
+    steward::ClusterConfig,
+    v1alpha1::{EtcdMember, EtcdMemberStatus, MemberRole, MemberState},
+};
+use futures::future::join_all;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{Patch, PatchParams},
+};
+use operator::{events::Events, reconcile::chain};
+use serde_json::json;
+use tokio::{
+    sync::watch,
+    time::{MissedTickBehavior, interval, sleep},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::Status;
+use crate::bootstrap::decision::Formation;
+
+const MANAGER: &str = "etcd-steward";
+/// Changes that come close together are published as one.
+const BATCH: Duration = Duration::from_millis(150);
+/// Pause after a failed write.
+const RETRY: Duration = Duration::from_secs(3);
+/// How far the covered time may run ahead of what is published: backups that stay current cost no writes.
+const COVERED_STEP: i64 = 600;
+
+/// Access to the objects of this member and, for reading, of the other members.
+#[derive(Clone)]
+pub struct Kubernetes {
+    members: Api<EtcdMember>,
+    leases: Api<Lease>,
+    events: Events,
+    names: Arc<Vec<String>>,
+    own: String,
+}
+
+impl std::fmt::Debug for Kubernetes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kubernetes").field("member", &self.own).finish_non_exhaustive()
+    }
+}
+
+impl Kubernetes {
+    /// Access in the name of `member`, which runs in `pod`.
+    pub fn new(client: Client, cluster: &ClusterConfig, member: &str, pod: &str) -> Self {
+        Self {
+            members: Api::namespaced(client.clone(), &cluster.namespace),
+            leases: Api::namespaced(client.clone(), &cluster.namespace),
+            events: Events::new(client, MANAGER, pod),
+            names: Arc::new(cluster.members.iter().map(|member| member.name.clone()).collect()),
+            own: member.to_owned(),
+        }
+    }
+
+    /// This member's object.
+    pub async fn own(&self) -> kube::Result<Option<EtcdMember>> {
+        self.members.get_opt(&self.own).await
+    }
+
+    /// Whether any member has recorded a cluster. A record that can't be read leaves it unknown, unless another says it.
+    pub async fn formation(&self) -> Formation {
+        let records = join_all(self.names.iter().map(|name| self.members.get_opt(name))).await;
+        let mut formation = Formation::Never;
+        for (name, record) in self.names.iter().zip(records) {
+            match record {
+                Ok(Some(member)) if member.status.as_ref().is_some_and(|s| s.cluster_id.is_some()) => {
+                    return Formation::Formed;
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    warn!(member = name, error = chain(&error), "failed to read a member's record");
+                    formation = Formation::Unknown;
+                }
+            }
+        }
+        formation
+    }
+
+    /// Whether the member was made by a scale-out.
+    pub fn as_learner(member: &EtcdMember) -> bool {
+        member.annotations().contains_key(labels::annotation::CREATE_AS_LEARNER)
+    }
+
+    /// An Event on this member's object.
+    pub async fn warn(&self, action: &str, reason: &str, note: &str) {
+        match self.own().await {
+            Ok(Some(member)) => self.events.warning(&member, action, reason, note).await,
+            Ok(None) => {}
+            Err(error) => debug!(error = chain(&error), "no event: the member's object can't be read"),
+        }
+    }
+
+    /// As [`Kubernetes::warn`], for what went as it should.
+    pub async fn tell(&self, action: &str, reason: &str, note: &str) {
+        if let Ok(Some(member)) = self.own().await {
+            self.events.normal(&member, action, reason, note).await;
+        }
+    }
+
+    /// Writes the status now, and says whether it is stored: for records that must be there before the next step.
+    pub async fn publish_now(&self, status: &EtcdMemberStatus) -> kube::Result<()> {
+        let patch = json!({
+            "apiVersion": "druid.gardener.cloud/v1alpha1",
+            "kind": "EtcdMember",
+            "metadata": {"name": self.own},
+            "status": status,
+        });
+        self.members.patch_status(&self.own, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&patch)).await?;
+        Ok(())
+    }
+
+    /// Publishes the status whenever it has changed in a way that somebody would want to know.
+    pub async fn publish(&self, status: Status, shutdown: CancellationToken) {
+        let mut changes = status.subscribe();
+        let mut published: Option<EtcdMemberStatus> = None;
+        loop {
+            let current = changes.borrow_and_update().clone();
+            if published.as_ref().is_none_or(|published| differs(published, &current)) {
+                match self.publish_now(&current).await {
+                    Ok(()) => published = Some(current),
+                    Err(error) => {
+                        warn!(error = chain(&error), "failed to publish the member's status, trying again");
+                        sleep(RETRY).await;
+                        changes.mark_changed();
+                    }
+                }
+            }
+            tokio::select! {
+                changed = changes.changed() => if changed.is_err() { return },
+                () = shutdown.cancelled() => return,
+            }
+            sleep(BATCH).await;
+        }
+    }
+
+    /// Renews the heartbeat Lease for as long as etcd answers.
+    pub async fn heartbeat(&self, every: Duration, alive: watch::Receiver<bool>, status: Status) {
+        let mut ticks = interval(every);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut alive_changes = alive.clone();
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                // The first heartbeat comes with the first answer, not up to a period later.
+                changed = alive_changes.changed() => if changed.is_err() { return },
+            }
+            if !*alive.borrow() {
+                continue;
+            }
+            let Some((identity, peer_tls)) = status.read(holder) else { continue };
+            let patch = json!({
+                "metadata": {"annotations": {labels::annotation::PEER_TLS_ENABLED: peer_tls.to_string()}},
+                "spec": {
+                    "holderIdentity": identity,
+                    "renewTime": format!("{:.6}", Timestamp::now()),
+                    "leaseDurationSeconds": every.as_secs().saturating_mul(4).clamp(1, 3600),
+                },
+            });
+            if let Err(error) = self.leases.patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch)).await {
+                warn!(error = chain(&error), "failed to renew the member's lease");
+            }
+        }
+    }
+}
+
+/// `<memberID>:<clusterID>:<role>`, as etcd-backup-restore writes it.
+fn holder(status: &EtcdMemberStatus) -> Option<(String, bool)> {
+    let role = if status.role == Some(MemberRole::Leader) { "Leader" } else { "Member" };
+    let (id, cluster) = (status.id.as_ref()?, status.cluster_id.as_ref()?);
+    Some((format!("{id}:{cluster}:{role}"), status.peer_tls_enabled.unwrap_or(false)))
+}
+
+/// Whether two statuses differ in more than what moves all the time.
+fn differs(published: &EtcdMemberStatus, current: &EtcdMemberStatus) -> bool {
+    let quiet = |status: &EtcdMemberStatus| {
+        let mut status = status.clone();
+        (status.raft_index, status.raft_applied_index) = (None, None);
+        status.snapshots.uncovered_revisions = status.snapshots.uncovered_revisions.map(|n| n.min(1));
+        let covered = status.snapshots.covered_until.take().map_or(0, |time| time.0.as_second());
+        (status, covered)
+    };
+    let ((old, old_covered), (new, new_covered)) = (quiet(published), quiet(current));
+    let settled = new.state == Some(MemberState::Started);
+    let covered = if settled { new_covered.saturating_sub(old_covered) >= COVERED_STEP } else { old_covered != new_covered };
+    old != new || covered || (old_covered == 0) != (new_covered == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+
+    /// A busy cluster moves its Raft index all the time, and a quiet one its covered time: neither is worth a write.
+    #[test]
+    fn what_moves_all_the_time_is_no_difference() {
+        let base = EtcdMemberStatus {
+            state: Some(MemberState::Started),
+            raft_index: Some(1),
+            ..EtcdMemberStatus::default()
+        };
+        let with = |change: &dyn Fn(&mut EtcdMemberStatus)| {
+            let mut status = base.clone();
+            change(&mut status);
+            status
+        };
+        let second = |s| Some(Time(Timestamp::from_second(s).unwrap()));
+        let covered = with(&|s| s.snapshots.covered_until = second(1000));
+        assert!(!differs(&base, &with(&|s| s.raft_index = Some(2))));
+        assert!(differs(&base, &with(&|s| s.raft_term = Some(2))));
+        assert!(differs(&base, &covered));
+        assert!(!differs(&covered, &with(&|s| s.snapshots.covered_until = second(1100))));
+        assert!(differs(&covered, &with(&|s| s.snapshots.covered_until = second(1600))));
+    }
+}

@@ -1,0 +1,93 @@
+//! What this member tells about itself: one status that all parts of the steward write to, published in its EtcdMember.
+
+pub mod kubernetes;
+pub mod monitor;
+
+use std::sync::Arc;
+
+use api::v1alpha1::{
+    Condition, ConditionStatus, EtcdMemberStatus, Initialization, MemberRole, MemberState, MemberSubState, MemberTransition,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use tokio::sync::watch;
+use tracing::info;
+
+/// The member's status, shared by all parts of the steward.
+#[derive(Debug, Clone)]
+pub struct Status {
+    status: Arc<watch::Sender<EtcdMemberStatus>>,
+}
+
+impl Status {
+    /// Goes on from what was published before.
+    pub fn new(known: EtcdMemberStatus) -> Self {
+        Self { status: Arc::new(watch::Sender::new(known)) }
+    }
+
+    /// Follows the changes.
+    pub fn subscribe(&self) -> watch::Receiver<EtcdMemberStatus> {
+        self.status.subscribe()
+    }
+
+    /// Looks at the status.
+    pub fn read<T>(&self, look: impl FnOnce(&EtcdMemberStatus) -> T) -> T {
+        look(&self.status.borrow())
+    }
+
+    /// Changes the status; nobody is woken when nothing changed.
+    pub fn update(&self, change: impl FnOnce(&mut EtcdMemberStatus)) {
+        self.status.send_if_modified(|status| {
+            let before = status.clone();
+            change(status);
+            *status != before
+        });
+    }
+
+    /// Records a step in the member's life, unless it is already there.
+    pub fn transition(&self, state: MemberState, sub_state: Option<MemberSubState>, reason: &str, message: &str) {
+        self.update(|status| {
+            if status.state.as_ref() == Some(&state) && status.sub_state == sub_state {
+                return;
+            }
+            info!(%state, sub_state = sub_state.as_ref().map(tracing::field::display), reason, message, "transition");
+            status.transition(MemberTransition {
+                state,
+                sub_state,
+                reason: reason.to_owned(),
+                transition_time: Some(Time(whole_seconds(Timestamp::now()))),
+                message: message.to_owned(),
+            });
+        });
+    }
+
+    /// Sets a condition; its transition time moves only when its status changes.
+    pub fn condition(&self, type_: &str, condition_status: ConditionStatus, reason: &str, message: &str) {
+        self.update(|status| {
+            let condition = Condition::new(type_, condition_status, reason, message)
+                .since(&status.conditions, whole_seconds(Timestamp::now()));
+            match status.conditions.iter_mut().find(|known| known.type_ == type_) {
+                Some(known) => *known = condition,
+                None => status.conditions.push(condition),
+            }
+        });
+    }
+
+    /// Says how far the preparation of the data directory is.
+    pub fn progress(&self, percent: i32, message: &str) {
+        self.update(|status| {
+            status.initialization =
+                Some(Initialization { progress_percent: percent, message: message.to_owned() });
+        });
+    }
+
+    /// Whether the member leads its cluster.
+    pub fn leads(&self) -> bool {
+        self.read(|status| status.role == Some(MemberRole::Leader))
+    }
+}
+
+/// Times in statuses have whole seconds.
+pub fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}

@@ -1,0 +1,238 @@
+//! Follows the etcd beside the steward: whether it answers, its role, sizes and alarms.
+
+use std::time::Duration;
+
+use api::{
+    conditions,
+    quantity,
+    v1alpha1::{Alarm, ConditionStatus, EtcdMemberStatus, MemberRole, MemberState, MemberSubState, transition_reason as reason},
+};
+use etcd_client::{Client, StatusResponse};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::Status;
+use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
+
+/// etcd has no watch for its own state, so it is asked. A local call, well below a millisecond.
+const PERIOD: Duration = Duration::from_secs(1);
+/// While it starts, it is asked more often, for as long as this.
+const STARTING_PERIOD: Duration = Duration::from_millis(50);
+const STARTING: Duration = Duration::from_secs(30);
+/// A single missed answer says nothing.
+const SILENCE: Duration = Duration::from_secs(6);
+/// Sizes are published in steps of 1/STEPS of themselves.
+const STEPS: u64 = 16;
+
+/// What the monitor tells the other parts.
+#[derive(Debug, Clone)]
+pub struct Monitor {
+    connector: Connector,
+    status: Status,
+    peer_tls: bool,
+    running: watch::Receiver<Option<String>>,
+    alive: watch::Sender<bool>,
+}
+
+impl Monitor {
+    /// `running` tells the configuration hash of the etcd that runs, if one does.
+    pub fn new(
+        connector: Connector,
+        status: Status,
+        peer_tls: bool,
+        running: watch::Receiver<Option<String>>,
+    ) -> Self {
+        Self { connector, status, peer_tls, running, alive: watch::Sender::new(false) }
+    }
+
+    /// Whether etcd answers.
+    pub fn alive(&self) -> watch::Receiver<bool> {
+        self.alive.subscribe()
+    }
+
+    /// Asks etcd again and again.
+    pub async fn run(mut self, shutdown: CancellationToken) {
+        let mut client: Option<Client> = None;
+        let mut last_answer = None;
+        let mut started = Instant::now();
+        loop {
+            let Some(config_hash) = self.running.borrow_and_update().clone() else {
+                (client, last_answer) = (None, None);
+                self.silent("etcd doesn't run");
+                tokio::select! {
+                    changed = self.running.changed() => if changed.is_err() { return },
+                    () = shutdown.cancelled() => return,
+                }
+                started = Instant::now();
+                continue;
+            };
+            match self.ask(&mut client).await {
+                Ok(answer) => {
+                    last_answer = Some(Instant::now());
+                    self.answered(&answer, &config_hash);
+                }
+                Err(error) => {
+                    client = None;
+                    debug!(%error, "etcd doesn't answer");
+                    if last_answer.is_some_and(|at: Instant| at.elapsed() > SILENCE) {
+                        self.silent(&error.to_string());
+                    }
+                }
+            }
+            let starting = last_answer.is_none() && started.elapsed() < STARTING;
+            tokio::select! {
+                () = sleep(if starting { STARTING_PERIOD } else { PERIOD }) => {}
+                _ = self.running.changed() => {}
+                () = shutdown.cancelled() => return,
+            }
+        }
+    }
+
+    async fn ask(&self, client: &mut Option<Client>) -> Result<StatusResponse, EtcdError> {
+        let client = match client {
+            Some(client) => client,
+            None => client.insert(self.connector.local().await?),
+        };
+        call("status of etcd", CALL_TIMEOUT, client.status()).await
+    }
+
+    fn silent(&self, why: &str) {
+        if self.alive.send_if_modified(|alive| std::mem::replace(alive, false)) {
+            warn!(why, "etcd is silent");
+        }
+        if self.status.read(|status| status.state == Some(MemberState::Started)) {
+            self.status.update(|status| status.role = None);
+            self.status.condition(
+                conditions::member::READY,
+                ConditionStatus::False,
+                conditions::member::NOT_SERVING,
+                why,
+            );
+        }
+    }
+
+    fn answered(&self, answer: &StatusResponse, config_hash: &str) {
+        let own = answer.header().map_or(0, etcd_client::ResponseHeader::member_id);
+        let cluster = answer.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
+        let role = role_of(answer, own);
+        self.status.update(|status| {
+            status.id = Some(hex_id(own));
+            status.cluster_id = Some(hex_id(cluster));
+            status.role.clone_from(&role);
+            status.etcd_version = Some(answer.version().to_owned());
+            status.raft_term = signed(answer.raft_term());
+            status.raft_index = signed(answer.raft_index());
+            status.raft_applied_index = signed(answer.raft_applied_index());
+            status.behind = signed(answer.raft_index().saturating_sub(answer.raft_applied_index()));
+            status.peer_tls_enabled = Some(self.peer_tls);
+            status.alarms = alarms(answer, own);
+            status.observed_config_hash = Some(config_hash.to_owned());
+            status.initialization = None;
+            update_sizes(status, answer);
+        });
+        self.step(role.as_ref());
+        // Told last: who waits for it finds the IDs in the status.
+        self.alive.send_if_modified(|alive| !std::mem::replace(alive, true));
+    }
+
+    /// The member's life goes on by what etcd says it is.
+    fn step(&self, role: Option<&MemberRole>) {
+        let before = self.status.read(|status| (status.state.clone(), status.sub_state.clone()));
+        let was_leader = before == (Some(MemberState::Started), Some(MemberSubState::Leader));
+        let was_follower = before == (Some(MemberState::Started), Some(MemberSubState::Follower));
+        let validated = before.0 == Some(MemberState::Initializing);
+        let begun = if validated { reason::DB_VALIDATION_SUCCEEDED } else { "ClusterFormed" };
+        match role {
+            Some(MemberRole::Leader) => {
+                let why = if was_follower { reason::GAINED_CLUSTER_LEADERSHIP } else { begun };
+                self.status.transition(MemberState::Started, Some(MemberSubState::Leader), why, "leads the cluster");
+            }
+            Some(MemberRole::Follower) => {
+                let learner = before.1 == Some(MemberSubState::Learner);
+                let why = match (was_leader, learner) {
+                    (true, _) => reason::LOST_CLUSTER_LEADERSHIP,
+                    (_, true) => reason::PROMOTED_AS_VOTING_MEMBER,
+                    _ => begun,
+                };
+                self.status.transition(MemberState::Started, Some(MemberSubState::Follower), why, "votes and follows");
+            }
+            Some(MemberRole::Learner) => {
+                let learner = Some(MemberSubState::Learner);
+                self.status.transition(MemberState::Starting, learner, reason::JOINED_AS_LEARNER, "catches up");
+            }
+            // No leader is known: the member waits for a quorum, which the condition tells.
+            _ => {}
+        }
+        let (serves, reason, message) = match role {
+            Some(MemberRole::Learner) => (ConditionStatus::False, conditions::member::LEARNER, "catches up with the leader"),
+            Some(_) => (ConditionStatus::True, conditions::member::SERVING, "etcd answers, and knows its leader"),
+            None => (ConditionStatus::False, "NoLeader", "etcd answers, and knows no leader: a quorum is missing"),
+        };
+        self.status.condition(conditions::member::READY, serves, reason, message);
+    }
+}
+
+fn role_of(answer: &StatusResponse, own: u64) -> Option<MemberRole> {
+    if answer.is_learner() {
+        Some(MemberRole::Learner)
+    } else if answer.leader() == 0 {
+        None
+    } else if answer.leader() == own {
+        Some(MemberRole::Leader)
+    } else {
+        Some(MemberRole::Follower)
+    }
+}
+
+/// etcd lists the alarms of all members as texts: `memberID:123 alarm:NOSPACE `.
+fn alarms(answer: &StatusResponse, own: u64) -> Vec<Alarm> {
+    let marker = format!("memberID:{own} ");
+    let of_this_member = answer.errors().iter().filter(|text| text.contains(&marker));
+    of_this_member
+        .filter_map(|text| text.split("alarm:").nth(1))
+        .map(|alarm| Alarm::from(alarm.trim()))
+        .collect()
+}
+
+fn update_sizes(status: &mut EtcdMemberStatus, answer: &StatusResponse) {
+    let size = u64::try_from(answer.db_size()).unwrap_or(0);
+    let in_use = u64::try_from(answer.raft_used_db_size()).unwrap_or(0);
+    for (published, size) in [(&mut status.db_size, size), (&mut status.db_size_in_use, in_use)] {
+        let known = published.as_ref().and_then(|quantity| quantity::bytes(quantity).ok());
+        if known.is_none_or(|known| moved(known, size)) {
+            *published = Some(quantity::from_bytes(rounded(size)));
+        }
+    }
+}
+
+/// Whether a size left the step that was published. Growing and shrinking around a border must not flap.
+fn moved(published: u64, size: u64) -> bool {
+    published.abs_diff(size) > (published / STEPS).max(1 << 18)
+}
+
+fn rounded(size: u64) -> u64 {
+    let unit = if size >= 64 << 20 { 1 << 20 } else { 1 << 12 };
+    size.div_ceil(unit) * unit
+}
+
+fn signed(value: u64) -> Option<i64> {
+    i64::try_from(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_published_in_steps() {
+        assert!(!moved(20 << 20, 21 << 20));
+        assert!(moved(20 << 20, 22 << 20));
+        assert!(!moved(0, 100_000));
+        assert_eq!(rounded(20_480), 20_480);
+        assert_eq!(rounded((64 << 20) + 1), 65 << 20);
+    }
+}

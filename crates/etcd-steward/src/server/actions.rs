@@ -1,0 +1,127 @@
+//! What operations do, whichever way they are asked for.
+
+use snapstore::{Kind, StoredSnapshot};
+use steward_proto::v1::{Operation, Snapshot, SnapshotResult, SnapshotType, operation};
+use tokio::sync::watch;
+
+use super::{Api, operations::Failure};
+use crate::maintenance;
+
+/// An operation couldn't be begun.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The request itself is wrong: the parameter and what is wrong with it.
+    Invalid(&'static str, String),
+    /// No store is configured.
+    NoStore,
+    /// Another steward owns the backups; its URL, where it is known.
+    NotOwner(Option<String>),
+}
+
+/// Longest idempotency key.
+const MAX_REQUEST_ID: usize = 128;
+
+impl Api {
+    /// Starts to take a snapshot.
+    pub async fn start_snapshot(
+        &self,
+        kind: Kind,
+        is_final: bool,
+        request_id: &str,
+    ) -> Result<watch::Receiver<Operation>, Refusal> {
+        check_request_id(request_id)?;
+        if is_final && kind == Kind::Delta {
+            return Err(Refusal::Invalid("final", "only a full snapshot can be final".to_owned()));
+        }
+        let Some(backups) = self.backups.clone() else { return Err(Refusal::NoStore) };
+        if backups.orders.borrow().is_none() {
+            return Err(Refusal::NotOwner(self.owner_url().await));
+        }
+        Ok(self.operations.start("CreateSnapshot", request_id, |_| async move {
+            match backups.take(kind, is_final).await {
+                Ok(stored) => Ok(operation::Result::Snapshot(SnapshotResult {
+                    skipped: stored.is_none(),
+                    snapshot: stored.as_ref().map(snapshot),
+                })),
+                Err(error) => Err(Failure::from(&error)),
+            }
+        }))
+    }
+
+    /// Starts to defragment all members.
+    pub fn start_defragmentation(
+        &self,
+        min_reclaimable: i64,
+        request_id: &str,
+    ) -> Result<watch::Receiver<Operation>, Refusal> {
+        check_request_id(request_id)?;
+        if min_reclaimable < 0 {
+            return Err(Refusal::Invalid("minReclaimableBytes", format!("{min_reclaimable} is negative")));
+        }
+        let connector = self.connector.clone();
+        Ok(self.operations.start("Defragment", request_id, |run| async move {
+            let result = maintenance::defragment(&connector, min_reclaimable, &run).await;
+            result.map(operation::Result::Defragment).map_err(|error| Failure::from(&error))
+        }))
+    }
+
+    /// Starts to compact the history.
+    pub fn start_compaction(&self, revision: i64, request_id: &str) -> Result<watch::Receiver<Operation>, Refusal> {
+        check_request_id(request_id)?;
+        if revision < 0 {
+            return Err(Refusal::Invalid("revision", format!("{revision} is negative")));
+        }
+        let connector = self.connector.clone();
+        Ok(self.operations.start("Compact", request_id, |_| async move {
+            let result = maintenance::compact(&connector, revision).await;
+            result.map(operation::Result::Compact).map_err(|error| Failure::from(&error))
+        }))
+    }
+}
+
+fn check_request_id(request_id: &str) -> Result<(), Refusal> {
+    if request_id.len() > MAX_REQUEST_ID {
+        return Err(Refusal::Invalid("requestId", format!("longer than {MAX_REQUEST_ID} characters")));
+    }
+    Ok(())
+}
+
+/// A stored snapshot as the API tells it.
+pub fn snapshot(stored: &StoredSnapshot) -> Snapshot {
+    let type_ = match stored.name.kind {
+        Kind::Full => SnapshotType::Full,
+        Kind::Delta => SnapshotType::Delta,
+    };
+    Snapshot {
+        r#type: type_.into(),
+        name: stored.name.to_string(),
+        start_revision: stored.name.start_revision,
+        end_revision: stored.name.last_revision,
+        create_time: std::time::SystemTime::try_from(stored.name.created_on).ok().map(Into::into),
+        size_bytes: i64::try_from(stored.object.size).unwrap_or(i64::MAX),
+        r#final: stored.name.is_final,
+    }
+}
+
+impl Refusal {
+    /// CamelCase class.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Invalid(..) => "InvalidArgument",
+            Self::NoStore => "NoStore",
+            Self::NotOwner(_) => "NotOwner",
+        }
+    }
+
+    /// For people.
+    pub fn message(&self) -> String {
+        match self {
+            Self::Invalid(parameter, what) => format!("{parameter}: {what}"),
+            Self::NoStore => "this Etcd has no backup store: set spec.backup.store".to_owned(),
+            Self::NotOwner(Some(url)) => format!("the steward beside the leader owns the backups: ask {url}"),
+            Self::NotOwner(None) => {
+                "the steward beside the leader owns the backups, and no leader is known at the moment: try again".to_owned()
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The gRPC face of the API.
+
+use std::{pin::Pin, time::Duration};
+
+use etcd_client::Member as EtcdMember;
+use futures::{Stream, StreamExt as _};
+use operator::reconcile::chain;
+use snapstore::Kind;
+use steward_proto::{
+    FILE_DESCRIPTOR_SET,
+    v1::{
+        CancelOperationRequest, CancelOperationResponse, CompactRequest, CompactResponse, CreateSnapshotRequest,
+        CreateSnapshotResponse, DefragmentRequest, DefragmentResponse, GetBackupStatusRequest, GetBackupStatusResponse,
+        GetLatestSnapshotsRequest, GetLatestSnapshotsResponse, GetMemberRequest, GetMemberResponse, GetOperationRequest,
+        GetOperationResponse, ListMembersRequest, ListMembersResponse, ListOperationsRequest, ListOperationsResponse,
+        ListSnapshotsRequest, ListSnapshotsResponse, Member, MemberRole, Operation, OperationError, SnapshotType,
+        WaitOperationRequest, WaitOperationResponse, WatchOperationRequest, WatchOperationResponse,
+        maintenance_service_server::{MaintenanceService, MaintenanceServiceServer},
+        members_service_server::{MembersService, MembersServiceServer},
+        operations_service_server::{OperationsService, OperationsServiceServer},
+        snapshots_service_server::{SnapshotsService, SnapshotsServiceServer},
+    },
+};
+use tokio::sync::watch;
+use tokio_stream::wrappers::WatchStream;
+use tonic::{Code, Request, Response, Status, service::Routes};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+use super::{
+    Api,
+    actions::{Refusal, snapshot},
+    operations::{is_done, wait},
+};
+use crate::etcd::{CALL_TIMEOUT, EtcdError, call, hex_id};
+
+const DOMAIN: &str = "steward.druid.gardener.cloud";
+
+/// All services, with reflection and health.
+pub fn routes(api: &Api) -> Routes {
+    let (health, health_service) = tonic_health::server::health_reporter();
+    let mut builder = Routes::builder();
+    builder
+        .add_service(health_service)
+        .add_service(SnapshotsServiceServer::new(api.clone()))
+        .add_service(MembersServiceServer::new(api.clone()))
+        .add_service(MaintenanceServiceServer::new(api.clone()))
+        .add_service(OperationsServiceServer::new(api.clone()));
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    // Both versions: not every client speaks the newer one. The descriptors are our own and checked by a test.
+    if let (Ok(v1), Ok(v1alpha)) = (reflection().build_v1(), reflection().build_v1alpha()) {
+        builder.add_service(v1).add_service(v1alpha);
+    }
+    tokio::spawn(async move {
+        health.set_serving::<SnapshotsServiceServer<Api>>().await;
+        health.set_serving::<MembersServiceServer<Api>>().await;
+        health.set_serving::<MaintenanceServiceServer<Api>>().await;
+        health.set_serving::<OperationsServiceServer<Api>>().await;
+    });
+    builder.routes()
+}
+
+/// The operation as the call wants it: at once, or done.
+async fn outcome(operation: watch::Receiver<Operation>, asynchronous: bool) -> Result<Operation, Status> {
+    if asynchronous {
+        return Ok(operation.borrow().clone());
+    }
+    let operation = wait(operation, None).await;
+    match &operation.error {
+        Some(error) => Err(failed(error)),
+        None => Ok(operation),
+    }
+}
+
+fn failed(error: &OperationError) -> Status {
+    let code = if error.retryable { Code::Unavailable } else { Code::FailedPrecondition };
+    with_reason(code, &error.message, &error.reason, &[])
+}
+
+fn with_reason(code: Code, message: &str, reason: &str, metadata: &[(&str, &str)]) -> Status {
+    let metadata = metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let mut details = ErrorDetails::new();
+    details.set_error_info(reason, DOMAIN, metadata);
+    Status::with_error_details(code, message, details)
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let message = refusal.message();
+        match &refusal {
+            Refusal::Invalid(parameter, what) => {
+                let mut details = ErrorDetails::new();
+                details.add_bad_request_violation(*parameter, what.clone());
+                details.set_error_info(refusal.reason(), DOMAIN, std::collections::HashMap::new());
+                Self::with_error_details(Code::InvalidArgument, message, details)
+            }
+            Refusal::NotOwner(Some(url)) => {
+                with_reason(Code::FailedPrecondition, &message, refusal.reason(), &[("owner", url)])
+            }
+            Refusal::NotOwner(None) => with_reason(Code::Unavailable, &message, refusal.reason(), &[]),
+            Refusal::NoStore => with_reason(Code::FailedPrecondition, &message, refusal.reason(), &[]),
+        }
+    }
+}
+
+fn of_store(error: &snapstore::Error) -> Status {
+    let code = if error.is_retryable() { Code::Unavailable } else { Code::FailedPrecondition };
+    with_reason(code, &chain(error), error.reason(), &[])
+}
+
+fn of_etcd(error: &EtcdError) -> Status {
+    with_reason(Code::Unavailable, &chain(error), "EtcdUnreachable", &[])
+}
+
+fn unknown(id: &str) -> Status {
+    with_reason(Code::NotFound, &format!("no operation {id:?}: it is forgotten, or another steward's"), "NotFound", &[])
+}
+
+#[tonic::async_trait]
+impl SnapshotsService for Api {
+    async fn create_snapshot(
+        &self,
+        request: Request<CreateSnapshotRequest>,
+    ) -> Result<Response<CreateSnapshotResponse>, Status> {
+        let request = request.into_inner();
+        let kind = match request.r#type() {
+            SnapshotType::Full => Kind::Full,
+            SnapshotType::Delta => Kind::Delta,
+            SnapshotType::Unspecified => {
+                return Err(Refusal::Invalid("type", "say SNAPSHOT_TYPE_FULL or SNAPSHOT_TYPE_DELTA".to_owned()).into());
+            }
+        };
+        let operation = self.start_snapshot(kind, request.r#final, &request.request_id).await?;
+        let operation = Some(outcome(operation, request.r#async).await?);
+        Ok(Response::new(CreateSnapshotResponse { operation }))
+    }
+
+    async fn get_latest_snapshots(
+        &self,
+        _: Request<GetLatestSnapshotsRequest>,
+    ) -> Result<Response<GetLatestSnapshotsResponse>, Status> {
+        let backups = self.backups.as_ref().ok_or(Refusal::NoStore)?;
+        let (full, deltas) = backups.latest().await.map_err(|error| of_store(&error))?;
+        Ok(Response::new(GetLatestSnapshotsResponse {
+            full: full.as_ref().map(snapshot),
+            deltas: deltas.iter().map(snapshot).collect(),
+        }))
+    }
+
+    async fn list_snapshots(
+        &self,
+        _: Request<ListSnapshotsRequest>,
+    ) -> Result<Response<ListSnapshotsResponse>, Status> {
+        let backups = self.backups.as_ref().ok_or(Refusal::NoStore)?;
+        let listing = backups.store.list().await.map_err(|error| of_store(&error))?;
+        let snapshots = listing.snapshots.iter().map(snapshot).collect();
+        Ok(Response::new(ListSnapshotsResponse { snapshots }))
+    }
+
+    async fn get_backup_status(
+        &self,
+        _: Request<GetBackupStatusRequest>,
+    ) -> Result<Response<GetBackupStatusResponse>, Status> {
+        let backups = self.backups.as_ref().ok_or(Refusal::NoStore)?;
+        let known = backups.known.borrow().clone();
+        Ok(Response::new(GetBackupStatusResponse {
+            owner: known.owner,
+            last_full: known.full.as_ref().map(snapshot),
+            last_delta: known.deltas.last().map(snapshot),
+            uncovered_revisions: known.current.saturating_sub(known.covered).max(0),
+            next_full_time: known
+                .next_full
+                .and_then(|time| std::time::SystemTime::try_from(time).ok())
+                .map(Into::into),
+            error: known.failure.map(|(reason, message)| OperationError { reason, message, retryable: true }),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl MaintenanceService for Api {
+    async fn defragment(&self, request: Request<DefragmentRequest>) -> Result<Response<DefragmentResponse>, Status> {
+        let request = request.into_inner();
+        let operation = self.start_defragmentation(request.min_reclaimable_bytes, &request.request_id)?;
+        let operation = Some(outcome(operation, request.r#async).await?);
+        Ok(Response::new(DefragmentResponse { operation }))
+    }
+
+    async fn compact(&self, request: Request<CompactRequest>) -> Result<Response<CompactResponse>, Status> {
+        let request = request.into_inner();
+        let operation = self.start_compaction(request.revision, &request.request_id)?;
+        let operation = Some(outcome(operation, request.r#async).await?);
+        Ok(Response::new(CompactResponse { operation }))
+    }
+}
+
+#[tonic::async_trait]
+impl MembersService for Api {
+    async fn get_member(&self, _: Request<GetMemberRequest>) -> Result<Response<GetMemberResponse>, Status> {
+        let members = self.members().await.map_err(|error| of_etcd(&error))?;
+        let own = members.into_iter().find(|member| member.name == self.member);
+        match own {
+            Some(member) => Ok(Response::new(GetMemberResponse { member: Some(member) })),
+            None => Err(with_reason(Code::NotFound, "the cluster doesn't list this member", "NotListed", &[])),
+        }
+    }
+
+    async fn list_members(&self, _: Request<ListMembersRequest>) -> Result<Response<ListMembersResponse>, Status> {
+        let members = self.members().await.map_err(|error| of_etcd(&error))?;
+        Ok(Response::new(ListMembersResponse { members }))
+    }
+}
+
+impl Api {
+    /// All members that the cluster lists, each asked for its state.
+    async fn members(&self) -> Result<Vec<Member>, EtcdError> {
+        let mut client = self.connector.local().await?;
+        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let cluster_id = listed.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
+        let asked = listed.members().iter().map(|member| self.member_state(member, cluster_id));
+        let mut members = futures::future::join_all(asked).await;
+        members.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(members)
+    }
+
+    async fn member_state(&self, listed: &EtcdMember, cluster_id: u64) -> Member {
+        let mut member = Member {
+            name: listed.name().to_owned(),
+            id: hex_id(listed.id()),
+            cluster_id: hex_id(cluster_id),
+            peer_urls: listed.peer_urls().to_vec(),
+            client_urls: listed.client_urls().to_vec(),
+            ..Member::default()
+        };
+        if listed.client_urls().is_empty() {
+            "it has never started".clone_into(&mut member.error);
+            return member;
+        }
+        let answer = async {
+            let mut client = self.connector.remote(listed.client_urls()).await?;
+            call("status", CALL_TIMEOUT, client.status()).await
+        };
+        match answer.await {
+            Ok(status) => {
+                let role = match (status.is_learner(), status.leader() == listed.id()) {
+                    (true, _) => MemberRole::Learner,
+                    (false, true) => MemberRole::Leader,
+                    (false, false) => MemberRole::Follower,
+                };
+                member.role = role.into();
+                status.version().clone_into(&mut member.etcd_version);
+                member.db_size_bytes = status.db_size();
+                member.db_size_in_use_bytes = status.raft_used_db_size();
+                member.raft_term = status.raft_term();
+                member.raft_index = status.raft_index();
+                member.raft_applied_index = status.raft_applied_index();
+                member.alarms = status.errors().to_vec();
+            }
+            Err(error) => member.error = chain(&error),
+        }
+        member
+    }
+}
+
+#[tonic::async_trait]
+impl OperationsService for Api {
+    type WatchOperationStream = Pin<Box<dyn Stream<Item = Result<WatchOperationResponse, Status>> + Send>>;
+
+    async fn get_operation(
+        &self,
+        request: Request<GetOperationRequest>,
+    ) -> Result<Response<GetOperationResponse>, Status> {
+        let id = request.into_inner().id;
+        let operation = self.operations.get(&id).ok_or_else(|| unknown(&id))?;
+        let operation = Some(operation.borrow().clone());
+        Ok(Response::new(GetOperationResponse { operation }))
+    }
+
+    async fn list_operations(
+        &self,
+        _: Request<ListOperationsRequest>,
+    ) -> Result<Response<ListOperationsResponse>, Status> {
+        Ok(Response::new(ListOperationsResponse { operations: self.operations.list() }))
+    }
+
+    async fn wait_operation(
+        &self,
+        request: Request<WaitOperationRequest>,
+    ) -> Result<Response<WaitOperationResponse>, Status> {
+        let request = request.into_inner();
+        let operation = self.operations.get(&request.id).ok_or_else(|| unknown(&request.id))?;
+        let limit = request.timeout.and_then(|timeout| Duration::try_from(timeout).ok());
+        Ok(Response::new(WaitOperationResponse { operation: Some(wait(operation, limit).await) }))
+    }
+
+    async fn watch_operation(
+        &self,
+        request: Request<WatchOperationRequest>,
+    ) -> Result<Response<Self::WatchOperationStream>, Status> {
+        let id = request.into_inner().id;
+        let operation = self.operations.get(&id).ok_or_else(|| unknown(&id))?;
+        let mut over = false;
+        let states = WatchStream::new(operation)
+            .take_while(move |operation| std::future::ready(!std::mem::replace(&mut over, is_done(operation))))
+            .map(|operation| Ok(WatchOperationResponse { operation: Some(operation) }));
+        Ok(Response::new(Box::pin(states)))
+    }
+
+    async fn cancel_operation(
+        &self,
+        request: Request<CancelOperationRequest>,
+    ) -> Result<Response<CancelOperationResponse>, Status> {
+        let id = request.into_inner().id;
+        let operation = self.operations.cancel(&id).ok_or_else(|| unknown(&id))?;
+        Ok(Response::new(CancelOperationResponse { operation: Some(operation) }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Without them grpcurl can't list the services.
+    #[test]
+    fn the_descriptors_can_be_reflected() {
+        let builder = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+        assert!(builder.build_v1().is_ok());
+    }
+}

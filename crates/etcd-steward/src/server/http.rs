@@ -1,0 +1,270 @@
+//! The HTTP face of the API: for people with curl, scripts, and clients of etcd-backup-restore, whose paths and answers
+//! are kept. Errors are `application/problem+json`.
+
+use axum::{
+    Json, Router,
+    extract::{Path, Query, State},
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use snapstore::{Kind, Layout, StoredSnapshot};
+use steward_proto::v1::{Operation, OperationState, operation};
+use tokio::sync::watch;
+
+use super::{
+    Api,
+    actions::Refusal,
+    operations::{Operations, wait},
+};
+
+/// All paths.
+pub fn routes(api: Api) -> Router {
+    Router::new()
+        .route("/healthz", get(|| async { Json(json!({"health": true})) }))
+        // etcd-backup-restore takes GET for these as well, and clients use it.
+        .route("/snapshot/full", post(full).get(full))
+        .route("/snapshot/delta", post(delta).get(delta))
+        .route("/snapshot/latest", get(latest))
+        .route("/maintenance/defrag", post(defragment))
+        .route("/maintenance/compact", post(compact))
+        .route("/operations", get(operations))
+        .route("/operations/{id}", get(operation_by_id).delete(cancel))
+        .fallback(|| async {
+            problem(StatusCode::NOT_FOUND, "NotFound", "no such path: see /operations, /snapshot/… and /maintenance/…")
+        })
+        .method_not_allowed_fallback(|| async {
+            problem(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", "this path doesn't take that method")
+        })
+        .with_state(api)
+}
+
+/// Parameters of all operations; those that an operation doesn't have are refused by it.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct Parameters {
+    r#final: bool,
+    r#async: bool,
+    request_id: String,
+    min_reclaimable_bytes: i64,
+    revision: i64,
+}
+
+type Parsed = Result<Query<Parameters>, axum::extract::rejection::QueryRejection>;
+
+fn parsed(parameters: Parsed) -> Result<Parameters, Response> {
+    parameters
+        .map(|Query(parameters)| parameters)
+        .map_err(|error| problem(StatusCode::BAD_REQUEST, "InvalidArgument", &error.body_text()))
+}
+
+async fn full(state: State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
+    take(state, &headers, parameters, Kind::Full).await
+}
+
+async fn delta(state: State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
+    take(state, &headers, parameters, Kind::Delta).await
+}
+
+async fn take(State(api): State<Api>, headers: &HeaderMap, parameters: Parsed, kind: Kind) -> Response {
+    let parameters = match parsed(parameters) {
+        Ok(parameters) => parameters,
+        Err(response) => return response,
+    };
+    let path = if kind == Kind::Full { "/snapshot/full" } else { "/snapshot/delta" };
+    let query = if parameters.r#final { "?final=true" } else { "" };
+    match api.start_snapshot(kind, parameters.r#final, &parameters.request_id).await {
+        // The client follows with its method and its certificate.
+        Err(Refusal::NotOwner(Some(owner))) => {
+            let location = format!("{owner}{path}{query}");
+            (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, location)]).into_response()
+        }
+        Err(refusal) => refused(&refusal),
+        Ok(operation) => answer(operation, parameters.r#async, headers).await,
+    }
+}
+
+async fn defragment(State(api): State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
+    match parsed(parameters) {
+        Err(response) => response,
+        Ok(p) => match api.start_defragmentation(p.min_reclaimable_bytes, &p.request_id) {
+            Ok(operation) => answer(operation, p.r#async, &headers).await,
+            Err(refusal) => refused(&refusal),
+        },
+    }
+}
+
+async fn compact(State(api): State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
+    match parsed(parameters) {
+        Err(response) => response,
+        Ok(p) => match api.start_compaction(p.revision, &p.request_id) {
+            Ok(operation) => answer(operation, p.r#async, &headers).await,
+            Err(refusal) => refused(&refusal),
+        },
+    }
+}
+
+async fn latest(State(api): State<Api>) -> Response {
+    let Some(backups) = &api.backups else { return refused(&Refusal::NoStore) };
+    match backups.latest().await {
+        Ok((full, deltas)) => {
+            let deltas = (!deltas.is_empty()).then(|| deltas.iter().map(compatible).collect::<Vec<_>>());
+            Json(json!({"fullSnapshot": full.as_ref().map(compatible), "deltaSnapshots": deltas})).into_response()
+        }
+        Err(error) => {
+            problem(StatusCode::BAD_GATEWAY, error.reason(), &operator::reconcile::chain(&error))
+        }
+    }
+}
+
+async fn operations(State(api): State<Api>) -> Response {
+    let operations: Vec<_> = api.operations.list().iter().map(operation_json).collect();
+    Json(json!({"operations": operations})).into_response()
+}
+
+async fn operation_by_id(State(api): State<Api>, Path(id): Path<String>) -> Response {
+    match api.operations.get(&id) {
+        Some(operation) => Json(operation_json(&operation.borrow())).into_response(),
+        None => unknown(&id),
+    }
+}
+
+async fn cancel(State(api): State<Api>, Path(id): Path<String>) -> Response {
+    match Operations::cancel(&api.operations, &id) {
+        Some(operation) => Json(operation_json(&operation)).into_response(),
+        None => unknown(&id),
+    }
+}
+
+/// Done by default; at once when the client prefers that.
+async fn answer(operation: watch::Receiver<Operation>, asynchronous: bool, headers: &HeaderMap) -> Response {
+    let prefers = headers.get("prefer").is_some_and(|value| value.as_bytes() == b"respond-async");
+    if asynchronous || prefers {
+        let operation = operation.borrow().clone();
+        let location = [(header::LOCATION, format!("/operations/{}", operation.id))];
+        return (StatusCode::ACCEPTED, location, Json(operation_json(&operation))).into_response();
+    }
+    let operation = wait(operation, None).await;
+    match (&operation.error, &operation.result) {
+        (Some(error), _) => {
+            let status = if error.retryable { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::CONFLICT };
+            problem(status, &error.reason, &error.message)
+        }
+        // As etcd-backup-restore answers: the snapshot, or null when there was nothing to save.
+        (None, Some(operation::Result::Snapshot(result))) => {
+            Json(result.snapshot.as_ref().map(snapshot_json)).into_response()
+        }
+        _ => Json(operation_json(&operation)).into_response(),
+    }
+}
+
+fn refused(refusal: &Refusal) -> Response {
+    let status = match refusal {
+        Refusal::Invalid(..) => StatusCode::BAD_REQUEST,
+        Refusal::NoStore => StatusCode::CONFLICT,
+        Refusal::NotOwner(_) => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    problem(status, refusal.reason(), &refusal.message())
+}
+
+fn unknown(id: &str) -> Response {
+    problem(StatusCode::NOT_FOUND, "NotFound", &format!("no operation {id:?}: it is forgotten, or another steward's"))
+}
+
+/// RFC 9457, with the reason that conditions and events would use.
+pub fn problem(status: StatusCode, reason: &str, detail: &str) -> Response {
+    let body = json!({
+        "type": "about:blank",
+        "title": status.canonical_reason(),
+        "status": status.as_u16(),
+        "reason": reason,
+        "detail": detail,
+    });
+    (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+}
+
+/// A stored snapshot in the fields of etcd-backup-restore; the spelling of one of them is its own.
+fn compatible(stored: &StoredSnapshot) -> Value {
+    let name = &stored.name;
+    let dir = match &stored.layout {
+        Layout::V1 { dir } => dir.as_str(),
+        Layout::V2 => "",
+    };
+    json!({
+        "createdOn": name.created_on.to_string(),
+        "immutabilityExpriyTime": stored.object.immutable_until.map(|time| time.to_string()),
+        "versionID": stored.object.version,
+        "kind": name.kind.as_str(),
+        "snapDir": dir,
+        "snapName": name.to_string(),
+        "compressionSuffix": name.compression.suffix(),
+        "startRevision": name.start_revision,
+        "lastRevision": name.last_revision,
+        "isChunk": false,
+        "isFinal": name.is_final,
+    })
+}
+
+fn snapshot_json(snapshot: &steward_proto::v1::Snapshot) -> Value {
+    let parsed: Option<snapstore::SnapshotName> = snapshot.name.parse().ok();
+    json!({
+        "createdOn": parsed.as_ref().map(|name| name.created_on.to_string()),
+        "kind": parsed.as_ref().map(|name| name.kind.as_str()),
+        "snapDir": "",
+        "snapName": snapshot.name,
+        "compressionSuffix": parsed.as_ref().map(|name| name.compression.suffix()),
+        "startRevision": snapshot.start_revision,
+        "lastRevision": snapshot.end_revision,
+        "sizeBytes": snapshot.size_bytes,
+        "isChunk": false,
+        "isFinal": snapshot.r#final,
+    })
+}
+
+fn operation_json(operation: &Operation) -> Value {
+    let state = match operation.state() {
+        OperationState::Unspecified | OperationState::Pending => "Pending",
+        OperationState::Running => "Running",
+        OperationState::Succeeded => "Succeeded",
+        OperationState::Failed => "Failed",
+        OperationState::Cancelled => "Cancelled",
+    };
+    let time = |time: Option<prost_types::Timestamp>| {
+        let time = time.and_then(|time| std::time::SystemTime::try_from(time).ok());
+        time.and_then(|time| jiff::Timestamp::try_from(time).ok()).map(|time| time.to_string())
+    };
+    let result = match &operation.result {
+        Some(operation::Result::Snapshot(result)) => {
+            json!({"skipped": result.skipped, "snapshot": result.snapshot.as_ref().map(snapshot_json)})
+        }
+        Some(operation::Result::Compact(result)) => json!({"revision": result.revision}),
+        Some(operation::Result::Defragment(result)) => {
+            let members = result.members.iter().map(|member| {
+                json!({
+                    "member": member.member,
+                    "dbSizeBeforeBytes": member.db_size_before_bytes,
+                    "dbSizeAfterBytes": member.db_size_after_bytes,
+                    "skipped": member.skipped,
+                })
+            });
+            json!({"members": members.collect::<Vec<_>>()})
+        }
+        None => Value::Null,
+    };
+    json!({
+        "id": operation.id,
+        "type": operation.r#type,
+        "state": state,
+        "createTime": time(operation.create_time),
+        "endTime": time(operation.end_time),
+        "progress": operation.progress.as_ref().map(|progress| json!({
+            "message": progress.message, "done": progress.done, "total": progress.total, "unit": progress.unit,
+        })),
+        "error": operation.error.as_ref().map(|error| json!({
+            "reason": error.reason, "message": error.message, "retryable": error.retryable,
+        })),
+        "result": result,
+    })
+}

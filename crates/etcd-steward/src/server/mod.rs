@@ -1,0 +1,180 @@
+//! The steward's API for controllers, people and scripts: gRPC and HTTP on one port, with mTLS.
+
+mod actions;
+mod grpc;
+mod http;
+pub mod operations;
+pub mod tls;
+
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+
+use api::steward::ClusterConfig;
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::{HeaderMap, header},
+    middleware::{self, Next},
+    response::Response,
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::Status;
+use tower::ServiceExt as _;
+use tracing::{debug, info, warn};
+
+use self::{
+    operations::Operations,
+    tls::{Caller, Certificates},
+};
+use crate::{backup::Backups, etcd::Connector};
+
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long running calls may go on when the process is told to stop.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// What the API works with.
+#[derive(Debug, Clone)]
+pub struct Api {
+    /// The cluster and its wanted members.
+    pub cluster: Arc<ClusterConfig>,
+    /// Name of this member.
+    pub member: String,
+    /// Connections to etcd.
+    pub connector: Connector,
+    /// The backups, where a store is configured.
+    pub backups: Option<Backups>,
+    /// Long-running operations.
+    pub operations: Operations,
+}
+
+/// How callers are recognised.
+#[derive(Debug, Clone)]
+pub enum Security {
+    /// By their certificates.
+    MutualTls(Arc<Certificates>),
+    /// Not at all. For tests on the loopback address, which is enforced.
+    Loopback,
+}
+
+/// Serves the API until `shutdown`.
+pub async fn serve(
+    address: SocketAddr,
+    api: Api,
+    security: Security,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    if matches!(security, Security::Loopback) && !address.ip().is_loopback() {
+        anyhow::bail!("without TLS the API is served on a loopback address only, not on {address}");
+    }
+    let listener = TcpListener::bind(address).await?;
+    info!(address = %listener.local_addr()?, ?security, "serving the API");
+    let router = grpc::routes(&api).into_axum_router().merge(http::routes(api)).layer(middleware::from_fn(authorize));
+    let connections = TaskTracker::new();
+    loop {
+        let (stream, peer) = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    warn!(%error, "failed to accept a connection");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            () = shutdown.cancelled() => break,
+        };
+        let (router, security, shutdown) = (router.clone(), security.clone(), shutdown.clone());
+        connections.spawn(async move {
+            if let Err(error) = connection(stream, router, security, shutdown).await {
+                debug!(%peer, "connection: {error:#}");
+            }
+        });
+    }
+    connections.close();
+    let _ = tokio::time::timeout(DRAIN, connections.wait()).await;
+    Ok(())
+}
+
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    security: Security,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    stream.set_nodelay(true)?;
+    match security {
+        Security::Loopback => {
+            let caller = Caller::Known("loopback".to_owned());
+            requests(TokioIo::new(stream), router, caller, shutdown).await
+        }
+        Security::MutualTls(certificates) => {
+            let loaded = certificates.load()?;
+            let acceptor = TlsAcceptor::from(Arc::clone(&loaded.server));
+            let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await??;
+            let caller = certificates.caller(&loaded, stream.get_ref().1.peer_certificates());
+            requests(TokioIo::new(stream), router, caller, shutdown).await
+        }
+    }
+}
+
+async fn requests<I>(io: I, router: Router, caller: Caller, shutdown: CancellationToken) -> anyhow::Result<()>
+where
+    I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
+{
+    let service = tower::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
+        let mut request = request.map(Body::new);
+        request.extensions_mut().insert(caller.clone());
+        let router = router.clone();
+        async move {
+            let response: Result<Response, Infallible> = router.oneshot(request).await;
+            response
+        }
+    });
+    let builder = auto::Builder::new(TokioExecutor::new());
+    let connection = builder.serve_connection_with_upgrades(io, TowerToHyperService::new(service));
+    tokio::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => return ended.map_err(|error| anyhow::anyhow!("{error}")),
+        () = shutdown.cancelled() => connection.as_mut().graceful_shutdown(),
+    }
+    connection.await.map_err(|error| anyhow::anyhow!("{error}"))
+}
+
+/// Lets known callers pass, and anyone ask whether the steward is healthy.
+async fn authorize(request: Request, next: Next) -> Response {
+    const OPEN: [&str; 2] = ["/grpc.health.v1.Health/", "/healthz"];
+    let path = request.uri().path();
+    let known = matches!(request.extensions().get::<Caller>(), Some(Caller::Known(_)));
+    if known || OPEN.iter().any(|open| path.starts_with(open)) {
+        return next.run(request).await;
+    }
+    let message = "a client certificate is needed that names this Etcd: use the Secret <etcd>-steward-client";
+    warn!(path, "refused a caller without a certificate");
+    if is_grpc(request.headers()) {
+        Status::unauthenticated(message).into_http()
+    } else {
+        http::problem(axum::http::StatusCode::UNAUTHORIZED, "Unauthenticated", message)
+    }
+}
+
+fn is_grpc(headers: &HeaderMap) -> bool {
+    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+}
+
+impl Api {
+    /// URL of the steward that owns the backups: the one beside the leader.
+    pub async fn owner_url(&self) -> Option<String> {
+        let mut client = self.connector.local().await.ok()?;
+        let leader = client.status().await.ok()?.leader();
+        let listed = client.member_list().await.ok()?;
+        let name = listed.members().iter().find(|member| member.id() == leader)?.name().to_owned();
+        let member = self.cluster.members.iter().find(|member| member.name == name)?;
+        Some(member.steward_url.clone())
+    }
+}

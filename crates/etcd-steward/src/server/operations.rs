@@ -1,0 +1,254 @@
+//! The registry of long-running operations: an operation goes on when its caller goes away, can be followed, waited for
+//! and cancelled, and is remembered for a while after its end.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use steward_proto::v1::{Operation, OperationError, OperationState, Progress, operation};
+use tokio::{sync::watch, time::timeout};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, info, info_span, warn};
+
+/// How many operations are remembered, and for how long after their end.
+const REMEMBERED: usize = 200;
+const KEPT: Duration = Duration::from_hours(1);
+
+/// A failure of an operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// CamelCase class.
+    pub reason: String,
+    /// What failed, where, and what to do.
+    pub message: String,
+    /// Whether it may work later.
+    pub retryable: bool,
+}
+
+impl<E: operator::Reason> From<&E> for Failure {
+    fn from(error: &E) -> Self {
+        Self {
+            reason: error.reason().to_owned(),
+            message: operator::reconcile::chain(error),
+            retryable: error.retry() != operator::reconcile::Retry::OnChange,
+        }
+    }
+}
+
+/// What an operation gets to work with.
+#[derive(Debug, Clone)]
+pub struct Run {
+    operation: Arc<watch::Sender<Operation>>,
+}
+
+impl Run {
+    /// Tells how far it is.
+    pub fn progress(&self, message: &str, done: i64, total: i64, unit: &str) {
+        let progress = Progress { message: message.to_owned(), done, total, unit: unit.to_owned() };
+        self.operation.send_modify(|operation| operation.progress = Some(progress));
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    operation: Arc<watch::Sender<Operation>>,
+    cancel: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    by_id: HashMap<String, Entry>,
+    order: VecDeque<String>,
+    by_request: HashMap<String, String>,
+}
+
+/// All operations of this steward.
+#[derive(Debug, Clone, Default)]
+pub struct Operations {
+    entries: Arc<Mutex<Entries>>,
+}
+
+impl Operations {
+    /// Starts an operation, or finds the one that was started with the same idempotency key.
+    pub fn start<F, Fut>(&self, type_: &'static str, request_id: &str, work: F) -> watch::Receiver<Operation>
+    where
+        F: FnOnce(Run) -> Fut,
+        Fut: Future<Output = Result<operation::Result, Failure>> + Send + 'static,
+    {
+        let mut entries = self.entries();
+        if let Some(known) = entries.by_request.get(request_id).and_then(|id| entries.by_id.get(id)) {
+            return known.operation.subscribe();
+        }
+        let id = format!("{:016x}", rand::random::<u64>());
+        let operation = Arc::new(watch::Sender::new(Operation {
+            id: id.clone(),
+            r#type: type_.to_owned(),
+            state: OperationState::Running.into(),
+            create_time: now(),
+            start_time: now(),
+            request_id: request_id.to_owned(),
+            ..Operation::default()
+        }));
+        let cancel = CancellationToken::new();
+        info!(id, type_, request_id, "operation started");
+        let span = info_span!("operation", id, type_);
+        let work = work(Run { operation: Arc::clone(&operation) });
+        tokio::spawn(follow(work, Arc::clone(&operation), cancel.clone()).instrument(span));
+        let receiver = operation.subscribe();
+        entries.remember(id, request_id, Entry { operation, cancel });
+        receiver
+    }
+
+    /// One operation.
+    pub fn get(&self, id: &str) -> Option<watch::Receiver<Operation>> {
+        self.entries().by_id.get(id).map(|entry| entry.operation.subscribe())
+    }
+
+    /// All that are remembered, newest first.
+    pub fn list(&self) -> Vec<Operation> {
+        let entries = self.entries();
+        let newest_first = entries.order.iter().rev().filter_map(|id| entries.by_id.get(id));
+        newest_first.map(|entry| entry.operation.borrow().clone()).collect()
+    }
+
+    /// Asks an operation to stop.
+    pub fn cancel(&self, id: &str) -> Option<Operation> {
+        let entries = self.entries();
+        let entry = entries.by_id.get(id)?;
+        entry.cancel.cancel();
+        Some(entry.operation.borrow().clone())
+    }
+
+    fn entries(&self) -> std::sync::MutexGuard<'_, Entries> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entries {
+    fn remember(&mut self, id: String, request_id: &str, entry: Entry) {
+        let oldest_kept = SystemTime::now().checked_sub(KEPT).unwrap_or(SystemTime::UNIX_EPOCH);
+        let forgotten = |entries: &Self| {
+            let entry = entries.order.front().and_then(|id| entries.by_id.get(id))?;
+            let ended = entry.operation.borrow().end_time?;
+            let old = SystemTime::try_from(ended).is_ok_and(|ended| ended < oldest_kept);
+            (old || entries.order.len() >= REMEMBERED).then(|| entries.order.front().cloned())?
+        };
+        while let Some(old) = forgotten(self) {
+            self.order.pop_front();
+            self.by_id.remove(&old);
+            self.by_request.retain(|_, id| *id != old);
+        }
+        if !request_id.is_empty() {
+            self.by_request.insert(request_id.to_owned(), id.clone());
+        }
+        self.order.push_back(id.clone());
+        self.by_id.insert(id, entry);
+    }
+}
+
+async fn follow(
+    work: impl Future<Output = Result<operation::Result, Failure>>,
+    operation: Arc<watch::Sender<Operation>>,
+    cancel: CancellationToken,
+) {
+    let outcome = tokio::select! {
+        outcome = work => Some(outcome),
+        () = cancel.cancelled() => None,
+    };
+    operation.send_modify(|operation| {
+        operation.end_time = now();
+        match outcome {
+            Some(Ok(result)) => {
+                operation.state = OperationState::Succeeded.into();
+                operation.result = Some(result);
+            }
+            Some(Err(failure)) => {
+                warn!(reason = failure.reason, message = failure.message, "operation failed");
+                operation.state = OperationState::Failed.into();
+                operation.error = Some(OperationError {
+                    reason: failure.reason,
+                    message: failure.message,
+                    retryable: failure.retryable,
+                });
+            }
+            None => operation.state = OperationState::Cancelled.into(),
+        }
+    });
+}
+
+/// Waits until an operation is done, for as long as `limit` at most.
+pub async fn wait(mut operation: watch::Receiver<Operation>, limit: Option<Duration>) -> Operation {
+    let done = async {
+        // The sender stays as long as the operation is remembered.
+        let _ = operation.wait_for(is_done).await;
+    };
+    match limit {
+        Some(limit) => drop(timeout(limit, done).await),
+        None => done.await,
+    }
+    operation.borrow().clone()
+}
+
+/// Whether an operation has ended.
+pub fn is_done(operation: &Operation) -> bool {
+    matches!(
+        operation.state(),
+        OperationState::Succeeded | OperationState::Failed | OperationState::Cancelled
+    )
+}
+
+fn now() -> Option<prost_types::Timestamp> {
+    Some(SystemTime::now().into())
+}
+
+#[cfg(test)]
+mod tests {
+    use steward_proto::v1::CompactResult;
+
+    use super::*;
+
+    fn done() -> Result<operation::Result, Failure> {
+        Ok(operation::Result::Compact(CompactResult { revision: 7 }))
+    }
+
+    #[tokio::test]
+    async fn an_operation_outlives_its_caller_and_is_found_by_id_and_key() {
+        let operations = Operations::default();
+        let (go, gate) = tokio::sync::oneshot::channel::<()>();
+        let first = operations.start("Compact", "key", |_| async {
+            let _ = gate.await;
+            done()
+        });
+        let id = first.borrow().id.clone();
+        drop(first);
+        let again = operations.start("Compact", "key", |_| async { panic!("the key is taken") });
+        assert_eq!(again.borrow().id, id);
+        assert_eq!(wait(again, Some(Duration::from_millis(10))).await.state(), OperationState::Running);
+        go.send(()).unwrap();
+        let ended = wait(operations.get(&id).unwrap(), None).await;
+        assert_eq!(ended.state(), OperationState::Succeeded);
+        assert_eq!(ended.result, done().ok());
+    }
+
+    #[tokio::test]
+    async fn cancelling_stops_the_work_and_is_idempotent() {
+        let operations = Operations::default();
+        let running = operations.start("Compact", "", |_| std::future::pending());
+        let id = running.borrow().id.clone();
+        assert!(operations.cancel(&id).is_some() && operations.cancel(&id).is_some());
+        assert_eq!(wait(running, None).await.state(), OperationState::Cancelled);
+        assert!(operations.cancel("nothing").is_none());
+    }
+
+    #[tokio::test]
+    async fn the_memory_is_bounded() {
+        let operations = Operations::default();
+        for _ in 0..REMEMBERED + 50 {
+            let operation = operations.start("Compact", "", |_| async { done() });
+            wait(operation, None).await;
+        }
+        assert_eq!(operations.list().len(), REMEMBERED);
+    }
+}
