@@ -5,6 +5,7 @@
 //! never makes an object undecodable), writing is checked by the schema and the CEL rules that the types carry.
 
 pub mod conditions;
+pub mod crd;
 pub mod duration;
 pub mod labels;
 pub mod names;
@@ -14,4 +15,5 @@ pub mod steward;
 pub mod v1alpha1;
 
 mod open_enum;
+mod schema;
 mod tolerant;

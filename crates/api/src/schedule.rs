@@ -47,7 +47,7 @@ impl CronSchedule {
             .year(Year::Disallowed)
             .sloppy_ranges(true)
             .build()
-            .parse(&self.0)
+            .parse(&weekday_steps_end_on_saturday(&self.0))
             .map_err(|error| InvalidSchedule::Malformed {
                 schedule: self.0.clone(),
                 reason: error.to_string(),
@@ -80,6 +80,21 @@ impl Schedule {
     }
 }
 
+/// Writes `a/n` in the last field as `a-6/n`: the parser counts Sunday twice, as 0 and as 7, and would step onto it.
+fn weekday_steps_end_on_saturday(schedule: &str) -> String {
+    let Some((rest, weekdays)) = schedule.trim_end().rsplit_once(' ') else {
+        return schedule.to_owned();
+    };
+    let item = |item: &str| match item.split_once('/') {
+        Some((from, step)) if !from.contains(['*', '-', '7']) => format!("{from}-6/{step}"),
+        _ => item.to_owned(),
+    };
+    format!(
+        "{rest} {}",
+        weekdays.split(',').map(item).collect::<Vec<_>>().join(",")
+    )
+}
+
 impl fmt::Display for CronSchedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
@@ -99,6 +114,29 @@ impl JsonSchema for CronSchedule {
         json_schema!({
             "type": "string",
             "maxLength": 128,
+            "x-kubernetes-validations": [{
+                "rule": format!("self.matches('{}')", schema_pattern()),
+                "message": "must be five fields in UTC (minute, hour, day of month, month, day of week), like 0 3 * * 0 \
+                            or */15 * * * *",
+            }],
         })
     }
+}
+
+/// The pattern of five fields, each a comma list of `*`, a value or a range, with an optional step.
+fn schema_pattern() -> String {
+    let months = "1[0-2]|0?[1-9]|(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)";
+    let weekdays = "0?[0-7]|(?i:sun|mon|tue|wed|thu|fri|sat)";
+    let values = [
+        "[0-5]?[0-9]",
+        "2[0-3]|[01]?[0-9]",
+        "3[01]|[12][0-9]|0?[1-9]",
+        months,
+        weekdays,
+    ];
+    let field = |value: &str| {
+        let item = format!("([*]|({value})(-({value}))?)(/[1-9][0-9]?)?");
+        format!("{item}(,{item})*")
+    };
+    format!("^ *{} *$", values.map(field).join(" +"))
 }

@@ -13,6 +13,7 @@ mod operation;
 mod snapshot;
 mod store;
 mod task;
+mod url;
 
 pub use condition::{Condition, ConditionStatus, find as find_condition};
 pub use copy::{
@@ -26,6 +27,7 @@ pub use store::{
     ImmutabilitySpec, RetentionType, SecretReference, StoreProvider, StoreSpec, UnknownStoreProvider,
 };
 pub use task::*;
+pub use url::HttpUrl;
 
 /// The API group of every kind here.
 pub const GROUP: &str = "druid.gardener.cloud";

@@ -6,11 +6,12 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::open_enum::open_enum;
+use crate::{open_enum::open_enum, tolerant::null_as_default};
 
 /// A Secret, by name.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.name) && self.name != ''").message("set the name of the Secret"))]
 pub struct SecretReference {
     /// Name of the Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -25,20 +26,53 @@ pub struct SecretReference {
 /// An object store, and the place in it.
 #[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.provider) || self.provider == '' || (has(self.prefix) && self.prefix != '')")
+        .field_path(".prefix")
+        .message("set a prefix: backups of two clusters must not lie in the same place"),
+    validation = Rule::new("!has(self.provider) || self.provider in ['', 'Local', 'local'] || has(self.container)")
+        .field_path(".container")
+        .message("set the name of the bucket or container"),
+    validation = Rule::new("!has(self.provider) || !(self.provider in ['ECS', 'ecs', 'dell']) || has(self.secretRef)")
+        .field_path(".secretRef")
+        .message("provider ECS needs a Secret with endpoint, accessKeyID and secretAccessKey"),
+    validation = Rule::new(
+        "!has(self.immutability) || !has(self.provider) || !(self.provider in ['Local', 'local', 'Swift', 'swift', 'openstack'])"
+    ).field_path(".immutability").message(
+        "providers Local and Swift can't protect objects from deletion: remove immutability"
+    )
+)]
 pub struct StoreSpec {
-    /// Name of the bucket or container; for provider `Local` a directory below the host path.
+    /// Name of the bucket or container; for provider `Local` a directory below the host path, by default
+    /// `default.bkp`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = Rule::new("self.matches('^[a-zA-Z0-9][-a-zA-Z0-9._]+[a-zA-Z0-9]$')").message(
+        "must be 3 to 63 letters, digits, dots, dashes or underscores, and start and end with a letter or digit"
+    ))]
     pub container: Option<String>,
     /// URL of the store's API in place of the provider's own, for example of an S3-compatible server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 2048))]
+    #[x_kube(validation = Rule::new("isURL(self)").message("must be a URL, like https://s3.example.org:9000"))]
     pub endpoint_override: Option<String>,
     /// Path in the container below which all snapshots lie. No two clusters may share one.
-    #[serde(default)]
+    #[serde(
+        default,
+        deserialize_with = "null_as_default",
+        skip_serializing_if = "String::is_empty"
+    )]
+    #[schemars(length(max = 512))]
     pub prefix: String,
     /// Kind of the store: `S3` (or `aws`, `stackit`), `ABS` (`azure`), `GCS` (`gcp`), `Swift` (`openstack`), `OSS`
     /// (`alicloud`), `ECS` (`dell`), `OCS` (`openshift`) or `Local`; lower case is accepted too. Backups are off
     /// while it is unset or empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
+    #[x_kube(validation = Rule::new(
+        "self in ['', 'S3', 's3', 'aws', 'stackit', 'ABS', 'abs', 'azure', 'GCS', 'gcs', 'gcp', 'Swift', 'swift', \
+          'openstack', 'OSS', 'oss', 'alicloud', 'ECS', 'ecs', 'dell', 'OCS', 'ocs', 'openshift', 'Local', 'local']"
+    ).message("unknown provider: use S3, ABS, GCS, Swift, OSS, ECS, OCS or Local"))]
     pub provider: Option<String>,
     /// Secret with the store's credentials. Without one the pod's own identity is used (workload identity); provider
     /// `ECS` needs one.
@@ -136,6 +170,15 @@ impl StoreSpec {
             None | Some("") => Ok(None),
             Some(text) => text.parse().map(Some),
         }
+    }
+
+    /// The name of the bucket, container or directory.
+    pub fn container(&self) -> Option<&str> {
+        let local = || matches!(self.provider(), Ok(Some(StoreProvider::Local))).then_some("default.bkp");
+        self.container
+            .as_deref()
+            .filter(|name| !name.is_empty())
+            .or_else(local)
     }
 
     /// The name of the Secret with the credentials, if there is one.

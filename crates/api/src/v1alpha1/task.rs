@@ -11,9 +11,13 @@ pub use result::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Condition, LastError, LastOperation, StoreSpec, WaitForFinalSnapshotSpec};
+use super::{
+    Condition, LastError, LastOperation, StoreSpec, WaitForFinalSnapshotSpec,
+    copy::{stores_differ, stores_set},
+};
 use crate::{
     open_enum::open_enum,
+    schema::quantity,
     tolerant::{is_default, null_as_default},
 };
 
@@ -30,6 +34,12 @@ use crate::{
     status = "EtcdOpsTaskStatus",
     derive = "PartialEq",
     doc = "One operation on an etcd cluster or its backups, done once. Removes itself some time after it has ended.",
+    validation = Rule::new(
+        "oldSelf.hasValue() || !has(self.spec.config.etcdCopyBackups) || size(self.metadata.name) <= 56"
+    ).optional_old_self(true).message(
+        "the name of a task with etcdCopyBackups must not be longer than 56 characters: the name of the Job is made \
+         of it"
+    ),
     selectable = ".spec.etcdName",
     printcolumn(name = "Type", type_ = "string", json_path = ".status.type"),
     printcolumn(name = "Etcd", type_ = "string", json_path = ".spec.etcdName"),
@@ -50,6 +60,14 @@ use crate::{
     )
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("self == oldSelf").message(
+        "a task can't be changed: delete it if it hasn't begun, and create a new one"
+    ),
+    validation = Rule::new("has(self.config.etcdCopyBackups) || (has(self.etcdName) && self.etcdName != '')")
+        .field_path(".etcdName")
+        .message("set etcdName: only etcdCopyBackups works without an Etcd")
+)]
 pub struct EtcdOpsTaskSpec {
     /// What to do: exactly one of its fields.
     pub config: EtcdOpsTaskConfig,
@@ -70,6 +88,13 @@ fn default_ttl() -> i32 {
 /// What to do: exactly one field is set.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new(
+    "[has(self.onDemandSnapshot), has(self.onDemandMaintenance), has(self.quorumLossRecovery), \
+      has(self.etcdCopyBackups), has(self.onDemandSnapshotCompaction)].exists_one(set, set)"
+).message(
+    "set exactly one of onDemandSnapshot, onDemandMaintenance, quorumLossRecovery, etcdCopyBackups and \
+     onDemandSnapshotCompaction"
+))]
 pub struct EtcdOpsTaskConfig {
     /// Takes a snapshot now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -161,6 +186,9 @@ open_enum! {
 /// Takes a snapshot now. Needs a store and a quorum.
 #[derive(Clone, Debug, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("self.type != 'delta' || !has(self.isFinal) || !self.isFinal")
+    .field_path(".isFinal")
+    .message("only a full snapshot can be final: set type to full, or remove isFinal"))]
 pub struct OnDemandSnapshotConfig {
     /// `full` or `delta`.
     #[serde(rename = "type")]
@@ -199,6 +227,13 @@ open_enum! {
 /// Compacts etcd's history, defragments its members, or both in this order. Needs all members.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("(has(self.etcdCompaction) && self.etcdCompaction) || (has(self.etcdDefragmentation) && self.etcdDefragmentation)")
+        .message("nothing to do: set etcdCompaction or etcdDefragmentation to true"),
+    validation = Rule::new(
+        "(has(self.etcdDefragmentation) && self.etcdDefragmentation) || (!has(self.minReclaimable) && !has(self.minQuotaPercent))"
+    ).message("minReclaimable and minQuotaPercent are about defragmentation: set etcdDefragmentation to true")
+)]
 pub struct OnDemandMaintenanceConfig {
     /// Compacts the history up to the current revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -208,6 +243,7 @@ pub struct OnDemandMaintenanceConfig {
     pub etcd_defragmentation: Option<bool>,
     /// Leaves members alone that would win less than this. Default: every member is defragmented.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity")]
     pub min_reclaimable: Option<Quantity>,
     /// Leaves members alone whose database is below this share of the quota, in percent. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -220,8 +256,16 @@ pub struct OnDemandMaintenanceConfig {
 
 /// Brings a cluster back that has lost the majority of its members for good. Without `source` nothing is changed:
 /// the task only finds out what there is to choose from, and ends.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = Rule::new("!has(self.survivor) || (has(self.source) && self.source == 'Survivor')")
+        .field_path(".survivor")
+        .message("a survivor is chosen only with source Survivor: set the source, or remove the survivor"),
+    validation = Rule::new("!has(self.minRevision) || has(self.source)")
+        .field_path(".minRevision")
+        .message("minRevision needs a source: set source to Backup or Survivor")
+)]
 pub struct QuorumLossRecoveryConfig {
     /// Where the data comes from: `Backup` or `Survivor`. Choosing one is the consent to lose what it lacks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -247,8 +291,12 @@ open_enum! {
 }
 
 /// Copies backups from one store to another. Needs no Etcd.
-#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = stores_set(),
+    validation = stores_differ()
+)]
 pub struct EtcdCopyBackupsConfig {
     /// Where backups are read.
     pub source_store: StoreSpec,
@@ -256,12 +304,12 @@ pub struct EtcdCopyBackupsConfig {
     pub target_store: StoreSpec,
     /// Copies only backups that are at most this many days old. Unset copies all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub max_backup_age: Option<i32>,
+    #[schemars(range(min = 0, max = u32::MAX))]
+    pub max_backup_age: Option<i64>,
     /// Copies at most this many backups, newest first. Unset copies all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub max_backups: Option<i32>,
+    #[schemars(range(min = 0, max = u32::MAX))]
+    pub max_backups: Option<i64>,
     /// Waits for the final full snapshot of the source before copying.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wait_for_final_snapshot: Option<WaitForFinalSnapshotSpec>,

@@ -5,12 +5,22 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::TlsConfig;
-use crate::{duration::GoDuration, open_enum::open_enum, schedule::CronSchedule, v1alpha1::StoreSpec};
+use super::{TlsConfig, rules};
+use crate::{
+    duration::GoDuration,
+    open_enum::open_enum,
+    schedule::CronSchedule,
+    schema::{embedded, quantity},
+    v1alpha1::StoreSpec,
+};
 
 /// How the cluster is backed up, and how the steward that does it runs.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = rules::collection_slower_than_deltas(),
+    validation = rules::some_backups_are_kept()
+)]
 pub struct BackupSpec {
     /// Port of the steward's HTTP API. Default: 8080.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -28,6 +38,7 @@ pub struct BackupSpec {
     pub store: Option<StoreSpec>,
     /// Resources of the steward's container. Default: requests of 50m CPU and 128Mi memory, no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
     /// When stored snapshots are compacted by a Job, and with which resources.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -45,7 +56,7 @@ pub struct BackupSpec {
         default,
         skip_serializing_if = "Option::is_none"
     )]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 0))]
     pub max_backups_limit_based_gc: Option<i32>,
     /// How often old backups are looked for. Default: 1m.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,6 +66,7 @@ pub struct BackupSpec {
     pub delta_snapshot_period: Option<GoDuration>,
     /// How many bytes of changes are held before a delta snapshot is taken ahead of time. Default: 100Mi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity")]
     pub delta_snapshot_memory_limit: Option<Quantity>,
     /// How long delta snapshots stay that no restore needs any more. Default: they go with the next collection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,6 +91,7 @@ pub struct BackupSpec {
 pub struct SnapshotCompactionSpec {
     /// Resources of the Job's container. Default: requests of 600m CPU and 3Gi memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
     /// Compacts once so many revisions are in delta snapshots. Default: the operator's, 1000000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,6 +104,7 @@ pub struct SnapshotCompactionSpec {
     pub trigger_full_snapshot_threshold: Option<i64>,
     /// Compacts once delta snapshots since the last full one are this large. Default: the operator's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity")]
     pub delta_size_threshold: Option<Quantity>,
 }
 

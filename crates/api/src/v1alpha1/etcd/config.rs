@@ -7,22 +7,33 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{BootstrapWithExistingClusterSpec, PeerTlsConfig, TlsConfig};
+use super::{BootstrapWithExistingClusterSpec, PeerTlsConfig, TlsConfig, rules};
 use crate::{
-    duration::GoDuration, open_enum::open_enum, schedule::CronSchedule, tolerant::null_as_default,
-    v1alpha1::SecretReference,
+    duration::GoDuration,
+    open_enum::open_enum,
+    schedule::CronSchedule,
+    schema::{embedded, labels, quantity},
+    tolerant::null_as_default,
+    v1alpha1::{HttpUrl, SecretReference},
 };
 
 /// How etcd runs.
 #[derive(Clone, Debug, Default, Deserialize, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = rules::additional_urls_have_scheme(),
+    validation = rules::existing_peers_have_scheme(),
+    validation = rules::existing_clients_have_scheme()
+)]
 pub struct EtcdConfig {
     /// Size of the database at which etcd stops taking writes. Default: 8Gi.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity")]
     pub quota: Option<Quantity>,
-    /// Raft entries that etcd keeps in memory before it writes a Raft snapshot. Default: 10000.
+    /// Raft entries that etcd keeps in memory before it writes a Raft snapshot; 0 means etcd's own default.
+    /// Default: 10000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 0))]
     pub snapshot_count: Option<i64>,
     /// Serves etcd's JSON gateway. Default: false.
     #[serde(
@@ -62,6 +73,7 @@ pub struct EtcdConfig {
     pub metrics: Option<MetricsLevel>,
     /// Resources of the etcd container. Default: requests of 50m CPU and 128Mi memory, no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<ResourceRequirements>")]
     pub resources: Option<ResourceRequirements>,
     /// Certificates of the client port. Unset serves plain HTTP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -76,7 +88,10 @@ pub struct EtcdConfig {
         deserialize_with = "null_as_default",
         skip_serializing_if = "Vec::is_empty"
     )]
-    #[schemars(length(max = 10))]
+    #[schemars(
+        length(max = 10),
+        extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["memberName"])
+    )]
     pub additional_advertise_peer_urls: Vec<AdditionalAdvertisePeerUrls>,
     /// How often a member renews its Lease. Default: 10s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -94,15 +109,17 @@ pub struct EtcdConfig {
 }
 
 /// Further peer URLs of one member.
-#[derive(Clone, Debug, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AdditionalAdvertisePeerUrls {
     /// Name of the member in etcd: `<etcd>-<ordinal>`, after the member name prefix and a dash where there is one.
     #[schemars(length(min = 1, max = 253))]
+    #[x_kube(validation = rules::member_ordinal())]
     pub member_name: String,
-    /// The URLs.
-    #[schemars(length(min = 1, max = 5))]
-    pub urls: Vec<String>,
+    /// The URLs, each with a port and without a path.
+    #[schemars(length(min = 1, max = 5), extend("x-kubernetes-list-type" = "set"))]
+    #[x_kube(validation = rules::peer_urls())]
+    pub urls: Vec<HttpUrl>,
 }
 
 /// The client Service.
@@ -122,6 +139,7 @@ pub struct ClientServiceConfig {
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
+    #[schemars(schema_with = "labels")]
     pub labels: BTreeMap<String, String>,
     /// Which endpoints are preferred: `PreferSameZone`, `PreferSameNode` or `PreferClose`. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -4,6 +4,7 @@ mod backup;
 mod bootstrap;
 mod config;
 mod defaults;
+mod rules;
 mod status;
 mod tls;
 
@@ -30,7 +31,8 @@ pub use tls::{PeerTlsConfig, SecretKeyReference, TlsConfig};
 
 use crate::{
     open_enum::open_enum,
-    tolerant::{is_default, null_as_default},
+    schema::{embedded, labels, quantity},
+    tolerant::null_as_default,
 };
 
 /// The wanted state of an etcd cluster.
@@ -45,6 +47,11 @@ use crate::{
     status = "EtcdStatus",
     derive = "PartialEq",
     doc = "An etcd cluster with its backups.",
+    validation = rules::name_form(),
+    validation = rules::name_length(),
+    validation = rules::additional_urls_are_of_members(),
+    validation = rules::existing_members_have_other_names(),
+    validation = rules::bootstrap_fixed_while_joining(),
     scale(
         spec_replicas_path = ".spec.replicas",
         status_replicas_path = ".status.replicas",
@@ -120,13 +127,25 @@ use crate::{
     )
 )]
 #[serde(rename_all = "camelCase")]
+#[x_kube(
+    validation = rules::immutable("memberNamePrefix", "members keep their names"),
+    validation = rules::immutable("storageClass", "volumes keep their class"),
+    validation = rules::immutable("volumeClaimTemplate", "volumes are found by it"),
+    validation = rules::ports_differ(),
+    validation = rules::quota_fits_volume(),
+    validation = rules::additional_urls_within_replicas(),
+    validation = rules::bootstrap_only_at_creation()
+)]
 pub struct EtcdSpec {
     /// Comes before the pod's name, with a dash, in each member's name in etcd and in the names of EtcdMember and
     /// member Lease: `<prefix>-<pod>`. Can't be set, changed or removed later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = rules::dns_label())]
     pub member_name_prefix: Option<String>,
     /// Deprecated and ignored: pods are selected by labels of Druid's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<LabelSelector>")]
     pub selector: Option<LabelSelector>,
     /// Labels of the pods. Druid's own labels win over them.
     #[serde(
@@ -134,6 +153,7 @@ pub struct EtcdSpec {
         deserialize_with = "null_as_default",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
+    #[schemars(schema_with = "labels")]
     pub labels: BTreeMap<String, String>,
     /// Annotations of the pods, and of compaction pods (without the one that forbids eviction).
     #[serde(
@@ -143,18 +163,10 @@ pub struct EtcdSpec {
     )]
     pub annotations: BTreeMap<String, String>,
     /// How etcd runs.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "is_default"
-    )]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub etcd: EtcdConfig,
     /// How the cluster is backed up.
-    #[serde(
-        default,
-        deserialize_with = "null_as_default",
-        skip_serializing_if = "is_default"
-    )]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub backup: BackupSpec,
     /// Settings that etcd and its backup share.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -162,20 +174,27 @@ pub struct EtcdSpec {
     /// Where pods may run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scheduling_constraints: Option<SchedulingConstraints>,
-    /// Number of members: 0 to hibernate, else an odd number up to 9.
+    /// Number of members: 0 to hibernate, else an odd number up to 9. It can be raised, or set to 0, but not lowered
+    /// otherwise.
+    #[x_kube(validation = rules::replicas_odd(), validation = rules::replicas_not_lowered())]
     pub replicas: i32,
     /// Priority class of the pods. Default: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub priority_class_name: Option<String>,
     /// Storage class of the volumes. Default: the cluster's. Can't be set, changed or removed later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
     pub storage_class: Option<String>,
     /// Size of each member's volume. Default: 16Gi. At least `etcd.quota`; twice that leaves room for
     /// defragmentation and restore.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "quantity")]
     pub storage_capacity: Option<Quantity>,
     /// Name of the volume claim template. Default: the Etcd's name. Can't be set, changed or removed later.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 63))]
+    #[x_kube(validation = rules::dns_label())]
     pub volume_claim_template: Option<String>,
     /// Runs the containers as root. Default: false, they run as user and group 65532.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -183,14 +202,16 @@ pub struct EtcdSpec {
 }
 
 /// Settings that etcd and its backup share.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = rules::retention_of_revisions(), validation = rules::retention_of_time())]
 pub struct SharedConfig {
     /// What `autoCompactionRetention` counts: `periodic` (time) or `revision`. Default: `periodic`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auto_compaction_mode: Option<CompactionMode>,
     /// How much history etcd keeps: a duration like `30m` or a number of revisions, by mode. Default: `30m`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 32))]
     pub auto_compaction_retention: Option<String>,
 }
 
@@ -210,6 +231,7 @@ open_enum! {
 pub struct SchedulingConstraints {
     /// Affinity of the pods. Default: none; spread members over nodes and zones with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<Affinity>")]
     pub affinity: Option<Affinity>,
     /// How pods spread over the topology. Default: none.
     #[serde(
@@ -217,5 +239,6 @@ pub struct SchedulingConstraints {
         deserialize_with = "null_as_default",
         skip_serializing_if = "Vec::is_empty"
     )]
+    #[schemars(schema_with = "embedded::<Vec<TopologySpreadConstraint>>")]
     pub topology_spread_constraints: Vec<TopologySpreadConstraint>,
 }

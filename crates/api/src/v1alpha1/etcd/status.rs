@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::BootstrapWithExistingClusterStatus;
 use crate::{
     open_enum::open_enum,
+    schema::embedded,
     tolerant::null_as_default,
     v1alpha1::{Condition, LastError, LastOperation, MemberRole},
 };
@@ -59,6 +60,7 @@ pub struct EtcdStatus {
     pub ready: Option<bool>,
     /// Deprecated and not written: see `selector`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<LabelSelector>")]
     pub label_selector: Option<LabelSelector>,
     /// The members, by name.
     #[serde(

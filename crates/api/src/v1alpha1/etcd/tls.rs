@@ -1,13 +1,17 @@
 //! Certificates that the user brings.
 
+use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::v1alpha1::SecretReference;
 
 /// Certificates of one port.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.clientTLSSecretRef)").message(
+    "set clientTLSSecretRef: the server asks for client certificates, so Druid needs one to connect"
+))]
 pub struct TlsConfig {
     /// Secret with the bundle of CA certificates that both sides are checked against.
     #[serde(rename = "tlsCASecretRef")]
@@ -51,8 +55,9 @@ pub struct PeerTlsConfig {
 }
 
 /// A key in a Secret.
-#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("has(self.name) && self.name != ''").message("set the name of the Secret"))]
 pub struct SecretKeyReference {
     /// Name of the Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
