@@ -15,7 +15,7 @@ certificates=/etc/ssl/certs/ca-certificates.crt
 program() { # program NAME: its image
   local file=$built/$1
   [[ -f $file ]] || die "there is no $file: cargo build --workspace"
-  if readelf -lW "$file" | grep -q INTERP; then die "$file is not a static program: see .cargo/config.toml"; fi
+  if [[ $(readelf -lW "$file") == *INTERP* ]]; then die "$file is not a static program: see .cargo/config.toml"; fi
   IMAGE_USER=65532 IMAGE_STRIP=1 "$HERE/image.sh" "druid/$1:dev" "[\"/$1\"]" "$file=/$1" "$certificates=$certificates"
 }
 

@@ -18,7 +18,7 @@ random() { openssl rand -hex "$1"; }
 listen_ip() {
   if [[ ${DRUID_STORE_IP:-} ]]; then
     echo "$DRUID_STORE_IP"
-  elif ip addr show druid0 2>/dev/null | grep -q " $HOST_IP/"; then
+  elif [[ $(ip -o -4 addr show dev druid0 2>/dev/null || true) == *" $HOST_IP/"* ]]; then
     echo $HOST_IP
   else
     echo 127.0.0.1
@@ -40,12 +40,6 @@ secret() { # secret KEY VALUE: written once
 }
 
 # --- S3: versions and object lock -------------------------------------------------
-s3_curl() { # s3_curl METHOD PATH [CURL_OPTION...]: the keys are not for the process list
-  curl -sS --fail-with-body --aws-sigv4 aws:amz:us-east-1:s3 -X "$1" "$endpoint/$2" \
-    -H 'x-amz-content-sha256: UNSIGNED-PAYLOAD' "${@:3}" \
-    -K - <<<"user = \"$(cat "$dir/secret/accessKeyID"):$(cat "$dir/secret/secretAccessKey")\""
-}
-
 s3_bucket() { s3_curl GET "$1?location=" || s3_curl PUT "$@"; } # s3_bucket NAME [CURL_OPTION...]
 
 up_s3() {
@@ -66,7 +60,7 @@ up_s3() {
 # --- Google Cloud Storage ---------------------------------------------------------
 up_gcs() {
   "$HERE/build.sh" gcs
-  prepare gcs 4443 /
+  prepare gcs 4443 ""
   [[ -f $dir/secret/serviceaccount.json ]] || secret serviceaccount.json "$(jq -n \
     --arg key "$(openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:2048 2>/dev/null)" --arg id "$(random 20)" \
     '{type: "service_account", project_id: "druid-dev", private_key_id: $id, private_key: $key,
@@ -74,8 +68,8 @@ up_gcs() {
       auth_uri: "https://accounts.google.com/o/oauth2/auth", token_uri: "https://oauth2.googleapis.com/token"}')"
   start store-gcs "$BIN/gcs" -scheme http -host "$ip" -port "$port" -public-host "$ip:$port" \
     -backend filesystem -filesystem-root "$dir/data" -log-level warn
-  retry 20 curl -sf "${endpoint}_internal/healthcheck"
-  curl -sf "${endpoint}storage/v1/b/backups" >/dev/null || curl -sSf "${endpoint}storage/v1/b?project=druid-dev" \
+  retry 20 curl -sf "$endpoint/_internal/healthcheck"
+  curl -sf "$endpoint/storage/v1/b/backups" >/dev/null || curl -sSf "$endpoint/storage/v1/b?project=druid-dev" \
     -H 'content-type: application/json' -d '{"name": "backups"}' >/dev/null
 }
 
