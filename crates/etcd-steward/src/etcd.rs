@@ -84,8 +84,13 @@ impl Connector {
 
     /// Whether something listens at a URL.
     pub async fn answers(&self, url: &str) -> bool {
-        let Some(address) = host_port(url) else { return false };
-        matches!(timeout(DIAL_TIMEOUT, TcpStream::connect(address)).await, Ok(Ok(_)))
+        let Some(address) = host_port(url) else {
+            return false;
+        };
+        matches!(
+            timeout(DIAL_TIMEOUT, TcpStream::connect(address)).await,
+            Ok(Ok(_))
+        )
     }
 
     async fn connect(&self, urls: &[&str], name: Option<&str>) -> Result<Client, EtcdError> {
@@ -95,17 +100,27 @@ impl Connector {
         if let Some(folder) = &self.tls {
             let read = |file: &'static str| async move {
                 let path = folder.join(file);
-                fs::read(&path).await.map_err(|source| EtcdError::Certificate { path, source })
+                fs::read(&path)
+                    .await
+                    .map_err(|source| EtcdError::Certificate { path, source })
             };
-            let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(read(tls::CLIENT_CA).await?)).identity(
-                Identity::from_pem(read(tls::CLIENT_CERT).await?, read(tls::CLIENT_KEY).await?),
-            );
+            let mut tls = TlsOptions::new()
+                .ca_certificate(Certificate::from_pem(read(tls::CLIENT_CA).await?))
+                .identity(Identity::from_pem(
+                    read(tls::CLIENT_CERT).await?,
+                    read(tls::CLIENT_KEY).await?,
+                ));
             if let Some(name) = name {
                 tls = tls.domain_name(name);
             }
             options = options.with_tls(tls);
         }
-        call("connect to etcd", CALL_TIMEOUT, Client::connect(urls, Some(options))).await
+        call(
+            "connect to etcd",
+            CALL_TIMEOUT,
+            Client::connect(urls, Some(options)),
+        )
+        .await
     }
 }
 
@@ -116,8 +131,14 @@ pub async fn call<T>(
     future: impl Future<Output = Result<T, etcd_client::Error>>,
 ) -> Result<T, EtcdError> {
     match timeout(deadline, future).await {
-        Ok(result) => result.map_err(|source| EtcdError::Call { call: name, source: Box::new(source) }),
-        Err(_) => Err(EtcdError::Timeout { call: name, after: deadline }),
+        Ok(result) => result.map_err(|source| EtcdError::Call {
+            call: name,
+            source: Box::new(source),
+        }),
+        Err(_) => Err(EtcdError::Timeout {
+            call: name,
+            after: deadline,
+        }),
     }
 }
 

@@ -48,7 +48,12 @@ pub enum ExitState {
 impl ExitRecord {
     /// A record that is written now.
     pub fn now(state: ExitState) -> Self {
-        Self { state, time: Timestamp::now(), exit_code: None, signal: None }
+        Self {
+            state,
+            time: Timestamp::now(),
+            exit_code: None,
+            signal: None,
+        }
     }
 
     /// Reads the record; `None` when there is none or it can't be understood, which is no clean end.
@@ -57,7 +62,9 @@ impl ExitRecord {
             return serde_json::from_slice(&text).ok();
         }
         let code = fs::read_to_string(volume.join(WRAPPER_FILE)).ok()?;
-        WRAPPER_CLEAN.contains(&code.trim()).then(|| Self::now(ExitState::Clean))
+        WRAPPER_CLEAN
+            .contains(&code.trim())
+            .then(|| Self::now(ExitState::Clean))
     }
 
     /// Writes the record durably.
@@ -94,9 +101,17 @@ mod tests {
     fn only_a_written_clean_end_is_clean() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(ExitRecord::read(dir.path()), None);
-        for (state, clean) in [(ExitState::Clean, true), (ExitState::Running, false), (ExitState::Unclean, false)] {
+        for (state, clean) in [
+            (ExitState::Clean, true),
+            (ExitState::Running, false),
+            (ExitState::Unclean, false),
+        ] {
             ExitRecord::now(state).write(dir.path()).unwrap();
-            assert_eq!(ExitRecord::read(dir.path()).unwrap().is_clean(), clean, "{state:?}");
+            assert_eq!(
+                ExitRecord::read(dir.path()).unwrap().is_clean(),
+                clean,
+                "{state:?}"
+            );
             assert_eq!(dir.path().join(WRAPPER_FILE).exists(), clean);
         }
         fs::write(dir.path().join(FILE), "{").unwrap();

@@ -49,10 +49,15 @@ impl Identity {
         let found: Self = serde_json::from_slice(&text).map_err(io::Error::other)?;
         Ok(if found == *self {
             Owner::Us
-        } else if (&found.namespace, &found.etcd, &found.member) == (&self.namespace, &self.etcd, &self.member) {
+        } else if (&found.namespace, &found.etcd, &found.member)
+            == (&self.namespace, &self.etcd, &self.member)
+        {
             Owner::Predecessor
         } else {
-            Owner::Other(format!("member {} of Etcd {}/{}", found.member, found.namespace, found.etcd))
+            Owner::Other(format!(
+                "member {} of Etcd {}/{}",
+                found.member, found.namespace, found.etcd
+            ))
         })
     }
 
@@ -77,7 +82,12 @@ mod tests {
     use super::*;
 
     fn identity(member: &str, uid: &str) -> Identity {
-        Identity { namespace: "lab".into(), etcd: "t1".into(), uid: uid.into(), member: member.into() }
+        Identity {
+            namespace: "lab".into(),
+            etcd: "t1".into(),
+            uid: uid.into(),
+            member: member.into(),
+        }
     }
 
     #[test]
@@ -88,9 +98,20 @@ mod tests {
         ours.claim(volume.path()).unwrap();
         assert_eq!(ours.owner_of(volume.path()).unwrap(), Owner::Us);
 
-        let before = fs::metadata(volume.path().join(FILE)).unwrap().modified().unwrap();
-        assert!(matches!(identity("t1-2", "a").owner_of(volume.path()).unwrap(), Owner::Other(who) if who.contains("t1-1")));
-        assert_eq!(fs::metadata(volume.path().join(FILE)).unwrap().modified().unwrap(), before);
+        let before = fs::metadata(volume.path().join(FILE))
+            .unwrap()
+            .modified()
+            .unwrap();
+        assert!(
+            matches!(identity("t1-2", "a").owner_of(volume.path()).unwrap(), Owner::Other(who) if who.contains("t1-1"))
+        );
+        assert_eq!(
+            fs::metadata(volume.path().join(FILE))
+                .unwrap()
+                .modified()
+                .unwrap(),
+            before
+        );
     }
 
     /// Etcds keep their volumes when they are deleted; made again, they get their data back.
@@ -98,16 +119,25 @@ mod tests {
     fn a_recreated_etcd_takes_over_its_volume() {
         let volume = tempfile::tempdir().unwrap();
         identity("t1-1", "old").claim(volume.path()).unwrap();
-        assert_eq!(identity("t1-1", "new").owner_of(volume.path()).unwrap(), Owner::Predecessor);
+        assert_eq!(
+            identity("t1-1", "new").owner_of(volume.path()).unwrap(),
+            Owner::Predecessor
+        );
     }
 
     #[test]
     fn the_guard_of_etcd_backup_restore_is_heeded() {
         let volume = tempfile::tempdir().unwrap();
         fs::write(volume.path().join(SAFE_GUARD), "lab").unwrap();
-        assert_eq!(identity("t1-1", "a").owner_of(volume.path()).unwrap(), Owner::Nobody);
+        assert_eq!(
+            identity("t1-1", "a").owner_of(volume.path()).unwrap(),
+            Owner::Nobody
+        );
         fs::write(volume.path().join(SAFE_GUARD), "other").unwrap();
-        assert!(matches!(identity("t1-1", "a").owner_of(volume.path()).unwrap(), Owner::Other(_)));
+        assert!(matches!(
+            identity("t1-1", "a").owner_of(volume.path()).unwrap(),
+            Owner::Other(_)
+        ));
     }
 
     #[test]

@@ -24,11 +24,14 @@ pub struct InstallError {
 
 /// Copies the binary beside its final name first, so that a half-written one is never run.
 pub fn run(args: &Args) -> Result<(), InstallError> {
-    install(&args.folder).map_err(|source| InstallError { folder: args.folder.clone(), source })
+    install(&args.folder).map_err(|source| InstallError {
+        folder: args.folder.clone(),
+        source,
+    })
 }
 
 fn install(folder: &Path) -> io::Result<()> {
-    let target = folder.join(env!("CARGO_BIN_NAME"));
+    let target = folder.join("etcd-steward");
     let beside = target.with_extension("new");
     fs::copy("/proc/self/exe", &beside)?;
     fs::set_permissions(&beside, fs::Permissions::from_mode(0o755))?;

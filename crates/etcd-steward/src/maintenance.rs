@@ -41,7 +41,9 @@ pub enum MaintenanceError {
     #[error("member {0} has never started: defragmentation waits until all members serve")]
     NotStarted(String),
     /// A member doesn't catch up.
-    #[error("member {0} didn't catch up within {SETTLE:?} after its defragmentation; the others were left alone")]
+    #[error(
+        "member {0} didn't catch up within {SETTLE:?} after its defragmentation; the others were left alone"
+    )]
     NotSettled(String),
 }
 
@@ -62,10 +64,19 @@ impl Reason for MaintenanceError {
 /// Drops history before `revision`; 0 means the current one.
 pub async fn compact(connector: &Connector, revision: i64) -> Result<CompactResult, MaintenanceError> {
     let mut client = connector.local().await?;
-    let revision = if revision == 0 { backup::revision(&mut client).await? } else { revision };
+    let revision = if revision == 0 {
+        backup::revision(&mut client).await?
+    } else {
+        revision
+    };
     let options = Some(CompactionOptions::new().with_physical());
     // Physical compaction takes its time on a long history.
-    call("compact the history", Duration::from_mins(10), client.compact(revision, options)).await?;
+    call(
+        "compact the history",
+        Duration::from_mins(10),
+        client.compact(revision, options),
+    )
+    .await?;
     info!(revision, "compacted the history");
     Ok(CompactResult { revision })
 }
@@ -93,18 +104,40 @@ pub async fn defragment(
     let leader = targets.first().map_or(0, |target| target.status.leader());
     targets.sort_by_key(|target| (target.id == leader, target.name.clone()));
     let total = i64::try_from(targets.len()).unwrap_or(i64::MAX);
-    let successor = targets.first().filter(|target| target.id != leader).map(|target| target.id);
+    let successor = targets
+        .first()
+        .filter(|target| target.id != leader)
+        .map(|target| target.id);
     let mut result = DefragmentResult::default();
     for (done, target) in targets.iter_mut().enumerate() {
-        run.progress(&target.name, i64::try_from(done).unwrap_or(i64::MAX), total, "members");
-        let reclaimable = target.status.db_size().saturating_sub(target.status.raft_used_db_size());
+        run.progress(
+            &target.name,
+            i64::try_from(done).unwrap_or(i64::MAX),
+            total,
+            "members",
+        );
+        let reclaimable = target
+            .status
+            .db_size()
+            .saturating_sub(target.status.raft_used_db_size());
         if reclaimable < min_reclaimable {
             result.members.push(skipped(target));
             continue;
         }
-        if target.id == leader && let Some(successor) = successor {
-            info!(from = target.name, to = hex_id(successor), "moving the leadership");
-            let moved = call("move the leadership", CALL_TIMEOUT, target.client.move_leader(successor)).await;
+        if target.id == leader
+            && let Some(successor) = successor
+        {
+            info!(
+                from = target.name,
+                to = hex_id(successor),
+                "moving the leadership"
+            );
+            let moved = call(
+                "move the leadership",
+                CALL_TIMEOUT,
+                target.client.move_leader(successor),
+            )
+            .await;
             moved.map_err(|source| of_member(target, source))?;
         }
         result.members.push(one(target).await?);
@@ -118,15 +151,26 @@ async fn target(connector: &Connector, member: &Member) -> Result<Target, Mainte
         return Err(MaintenanceError::NotStarted(hex_id(member.id())));
     }
     let name = member.name().to_owned();
-    let failed = |source| MaintenanceError::Member { member: name.clone(), source };
+    let failed = |source| MaintenanceError::Member {
+        member: name.clone(),
+        source,
+    };
     let mut client = connector.remote(member.client_urls()).await.map_err(failed)?;
-    let status = call("status", CALL_TIMEOUT, client.status()).await.map_err(failed)?;
-    Ok(Target { id: member.id(), client, status, name })
+    let status = call("status", CALL_TIMEOUT, client.status())
+        .await
+        .map_err(failed)?;
+    Ok(Target {
+        id: member.id(),
+        client,
+        status,
+        name,
+    })
 }
 
 async fn one(target: &mut Target) -> Result<MemberDefragmentation, MaintenanceError> {
     let before = target.status.db_size();
-    let deadline = FIRST_DEADLINE + Duration::from_secs(u64::try_from(before).unwrap_or(0) / BYTES_PER_SECOND);
+    let deadline =
+        FIRST_DEADLINE + Duration::from_secs(u64::try_from(before).unwrap_or(0) / BYTES_PER_SECOND);
     let begun = Instant::now();
     let defragmented = call("defragment", deadline, target.client.defragment()).await;
     defragmented.map_err(|source| of_member(target, source))?;
@@ -169,5 +213,8 @@ fn skipped(target: &Target) -> MemberDefragmentation {
 }
 
 fn of_member(target: &Target, source: EtcdError) -> MaintenanceError {
-    MaintenanceError::Member { member: target.name.clone(), source }
+    MaintenanceError::Member {
+        member: target.name.clone(),
+        source,
+    }
 }

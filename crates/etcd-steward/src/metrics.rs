@@ -11,8 +11,9 @@ use prometheus_client::{
 use snapstore::Kind;
 
 /// Seconds that a snapshot may take: from a small delta to a large full one.
-const SNAPSHOT_BUCKETS: [f64; 14] =
-    [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0];
+const SNAPSHOT_BUCKETS: [f64; 14] = [
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0,
+];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfKind {
@@ -73,20 +74,56 @@ impl Metrics {
         };
         registry.register(|r| {
             let m = &metrics;
-            r.register("etcdbr_snapshot_latest_revision", "Last revision in the newest stored snapshot", m.latest_revision.clone());
+            r.register(
+                "etcdbr_snapshot_latest_revision",
+                "Last revision in the newest stored snapshot",
+                m.latest_revision.clone(),
+            );
             r.register(
                 "etcdbr_snapshot_latest_timestamp",
                 "When the newest stored snapshot was taken, in seconds since 1970",
                 m.latest_timestamp.clone(),
             );
-            r.register("etcdbr_snapshot_required", "1 while there are changes that no snapshot holds", m.required.clone());
-            r.register("etcdbr_snapshot_duration_seconds", "Time from the start of a snapshot until it is stored", m.duration.clone());
-            r.register("etcdbr_snapshotter_failure", "Failures of backups by reason", m.failures.clone());
-            r.register("etcdbr_validation_duration_seconds", "Duration of checks of the data directory", m.validation.clone());
-            r.register("etcdbr_uncovered_revisions", "Revisions of the cluster that no stored snapshot holds", m.uncovered.clone());
-            r.register("etcdbr_backup_owner", "1 while this steward owns the cluster's backups", m.owner.clone());
-            r.register("etcdbr_cluster_size", "Number of wanted members", m.cluster_size.clone());
-            r.register("etcdbr_is_learner", "1 while the member is a learner", m.is_learner.clone());
+            r.register(
+                "etcdbr_snapshot_required",
+                "1 while there are changes that no snapshot holds",
+                m.required.clone(),
+            );
+            r.register(
+                "etcdbr_snapshot_duration_seconds",
+                "Time from the start of a snapshot until it is stored",
+                m.duration.clone(),
+            );
+            r.register(
+                "etcdbr_snapshotter_failure",
+                "Failures of backups by reason",
+                m.failures.clone(),
+            );
+            r.register(
+                "etcdbr_validation_duration_seconds",
+                "Duration of checks of the data directory",
+                m.validation.clone(),
+            );
+            r.register(
+                "etcdbr_uncovered_revisions",
+                "Revisions of the cluster that no stored snapshot holds",
+                m.uncovered.clone(),
+            );
+            r.register(
+                "etcdbr_backup_owner",
+                "1 while this steward owns the cluster's backups",
+                m.owner.clone(),
+            );
+            r.register(
+                "etcdbr_cluster_size",
+                "Number of wanted members",
+                m.cluster_size.clone(),
+            );
+            r.register(
+                "etcdbr_is_learner",
+                "1 while the member is a learner",
+                m.is_learner.clone(),
+            );
         });
         metrics
     }
@@ -100,8 +137,15 @@ impl Metrics {
     pub fn snapshot_stored(&self, kind: Kind, revision: i64, created_on: Timestamp, took: Duration) {
         let label = OfKind { kind: kind.as_str() };
         self.latest_revision.get_or_create(&label).set(revision);
-        self.latest_timestamp.get_or_create(&label).set(created_on.as_second());
-        self.duration.get_or_create(&Outcome { kind: kind.as_str(), succeeded: "true" }).observe(took.as_secs_f64());
+        self.latest_timestamp
+            .get_or_create(&label)
+            .set(created_on.as_second());
+        self.duration
+            .get_or_create(&Outcome {
+                kind: kind.as_str(),
+                succeeded: "true",
+            })
+            .observe(took.as_secs_f64());
     }
 
     /// Backups failed.
@@ -112,14 +156,18 @@ impl Metrics {
     /// The data directory was checked.
     pub fn validated(&self, valid: bool, took: Duration) {
         let succeeded = if valid { "true" } else { "false" };
-        self.validation.get_or_create(&Verdict { succeeded }).observe(took.as_secs_f64());
+        self.validation
+            .get_or_create(&Verdict { succeeded })
+            .observe(took.as_secs_f64());
     }
 
     /// How many revisions no snapshot holds.
     pub fn uncovered(&self, revisions: i64) {
         self.uncovered.set(revisions);
         for kind in [Kind::Full, Kind::Delta] {
-            self.required.get_or_create(&OfKind { kind: kind.as_str() }).set(i64::from(revisions > 0));
+            self.required
+                .get_or_create(&OfKind { kind: kind.as_str() })
+                .set(i64::from(revisions > 0));
         }
     }
 

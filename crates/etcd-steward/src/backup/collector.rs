@@ -42,28 +42,51 @@ pub struct Collector {
 
 impl std::fmt::Debug for Collector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Collector").field("base", &self.base).field("last", &self.last).finish_non_exhaustive()
+        f.debug_struct("Collector")
+            .field("base", &self.base)
+            .field("last", &self.last)
+            .finish_non_exhaustive()
     }
 }
 
 impl Collector {
     /// Watches everything after `base`.
-    pub async fn open(connector: &Connector, base: i64, compression: Compression) -> Result<Self, BackupError> {
+    pub async fn open(
+        connector: &Connector,
+        base: i64,
+        compression: Compression,
+    ) -> Result<Self, BackupError> {
         let client = connector.local().await?;
         let options = WatchOptions::new().with_all_keys().with_start_revision(base + 1);
         let mut watches = client.watch_client().max_decoding_message_size(LARGEST_MESSAGE);
         let stream = call("watch etcd", CALL_TIMEOUT, watches.watch("\0", Some(options))).await?;
-        Ok(Self { client, stream, compression, base, encoder: None, last: base, leases: HashMap::new() })
+        Ok(Self {
+            client,
+            stream,
+            compression,
+            base,
+            encoder: None,
+            last: base,
+            leases: HashMap::new(),
+        })
     }
 
     /// Waits for the next events. Safe to be dropped at any time: an answer is taken whole or not at all.
     pub async fn next(&mut self) -> Result<WatchResponse, BackupError> {
         match self.stream.message().await {
-            Ok(Some(answer)) if answer.compact_revision() > 0 => Err(BackupError::Compacted(answer.compact_revision())),
-            Ok(Some(answer)) if answer.canceled() => Err(BackupError::WatchEnded(answer.cancel_reason().to_owned())),
+            Ok(Some(answer)) if answer.compact_revision() > 0 => {
+                Err(BackupError::Compacted(answer.compact_revision()))
+            }
+            Ok(Some(answer)) if answer.canceled() => {
+                Err(BackupError::WatchEnded(answer.cancel_reason().to_owned()))
+            }
             Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(BackupError::WatchEnded("the connection was closed".to_owned())),
-            Err(source) => Err(EtcdError::Call { call: "watch etcd", source: Box::new(source) }.into()),
+            Err(source) => Err(EtcdError::Call {
+                call: "watch etcd",
+                source: Box::new(source),
+            }
+            .into()),
         }
     }
 
@@ -78,10 +101,18 @@ impl Collector {
             let lease_ttl = self.ttl(kv.lease()).await;
             let encoder = match &mut self.encoder {
                 Some(encoder) => encoder,
-                None => self.encoder.insert(Encoder::new(compression::Encoder::new(self.compression, Vec::new(), 1)?)),
+                None => self.encoder.insert(Encoder::new(compression::Encoder::new(
+                    self.compression,
+                    Vec::new(),
+                    1,
+                )?)),
             };
             encoder.push(&Event {
-                kind: if event.event_type() == EventType::Delete { EventKind::Delete } else { EventKind::Put },
+                kind: if event.event_type() == EventType::Delete {
+                    EventKind::Delete
+                } else {
+                    EventKind::Put
+                },
                 key: kv.key().to_vec(),
                 value: kv.value().to_vec(),
                 create_revision: kv.create_revision(),
@@ -104,7 +135,12 @@ impl Collector {
         if let Some(known) = self.leases.get(&lease) {
             return *known;
         }
-        let asked = call("time to live of a lease", CALL_TIMEOUT, self.client.lease_time_to_live(lease, None)).await;
+        let asked = call(
+            "time to live of a lease",
+            CALL_TIMEOUT,
+            self.client.lease_time_to_live(lease, None),
+        )
+        .await;
         let ttl = match asked {
             Ok(answer) => Some(answer.granted_ttl()).filter(|ttl| *ttl > 0),
             Err(error) => {
@@ -132,12 +168,18 @@ impl Collector {
 
     /// Finishes the delta of what was collected; `None` when that is nothing.
     pub fn cut(&mut self) -> Result<Option<Delta>, BackupError> {
-        let Some(encoder) = self.encoder.take() else { return Ok(None) };
+        let Some(encoder) = self.encoder.take() else {
+            return Ok(None);
+        };
         let (encoder, summary) = encoder.finish()?;
         let bytes = encoder.finish()?.into();
         let start = self.base + 1;
         self.base = summary.last_revision;
-        Ok(Some(Delta { bytes, start, summary }))
+        Ok(Some(Delta {
+            bytes,
+            start,
+            summary,
+        }))
     }
 
     /// A full snapshot at `revision` is stored: what it covers is forgotten, if that is all that was collected.

@@ -18,13 +18,20 @@ impl Fence {
     /// Finds out the term, if this member leads.
     pub async fn begin(connector: &Connector) -> Result<Self, BackupError> {
         let (term, _) = confirm(connector).await?;
-        Ok(Self { connector: connector.clone(), term })
+        Ok(Self {
+            connector: connector.clone(),
+            term,
+        })
     }
 
     /// Fails unless this member still leads in the same term. Returns the cluster's revision.
     pub async fn check(&self) -> Result<i64, BackupError> {
         let (term, revision) = confirm(&self.connector).await?;
-        if term == self.term { Ok(revision) } else { Err(BackupError::NotLeader) }
+        if term == self.term {
+            Ok(revision)
+        } else {
+            Err(BackupError::NotLeader)
+        }
     }
 }
 
@@ -34,7 +41,11 @@ async fn confirm(connector: &Connector) -> Result<(u64, i64), BackupError> {
     // After the read: a term that is old by now can't have got the quorum for it.
     let status = call("status of etcd", CALL_TIMEOUT, client.status()).await?;
     let own = status.header().map_or(0, etcd_client::ResponseHeader::member_id);
-    if own != 0 && status.leader() == own { Ok((status.raft_term(), revision)) } else { Err(BackupError::NotLeader) }
+    if own != 0 && status.leader() == own {
+        Ok((status.raft_term(), revision))
+    } else {
+        Err(BackupError::NotLeader)
+    }
 }
 
 /// The cluster's revision, by a linearizable read.

@@ -32,7 +32,11 @@ pub struct Spooled {
 }
 
 /// Fetches a snapshot from the member beside us.
-pub async fn fetch(connector: &Connector, compression: Compression, temp: &Path) -> Result<Spooled, BackupError> {
+pub async fn fetch(
+    connector: &Connector,
+    compression: Compression,
+    temp: &Path,
+) -> Result<Spooled, BackupError> {
     std::fs::create_dir_all(temp)?;
     let file = tempfile::Builder::new().prefix("full-").tempfile_in(temp)?;
     let mut client = connector.local().await?;
@@ -59,10 +63,17 @@ pub async fn fetch(connector: &Connector, compression: Compression, temp: &Path)
     let spooled = spool.await.map_err(|error| io::Error::other(error.to_string()))?;
     // A stream that broke off is the cause of whatever the check then says.
     pumped.map_err(BackupError::Etcd)?;
-    Ok(Spooled { file, summary: spooled? })
+    Ok(Spooled {
+        file,
+        summary: spooled?,
+    })
 }
 
-fn spool(mut pieces: mpsc::Receiver<Vec<u8>>, sink: File, compression: Compression) -> Result<FullSummary, BackupError> {
+fn spool(
+    mut pieces: mpsc::Receiver<Vec<u8>>,
+    sink: File,
+    compression: Compression,
+) -> Result<FullSummary, BackupError> {
     let mut scanner = Scanner::new();
     let mut encoder = Encoder::new(compression, BufWriter::with_capacity(1 << 20, sink), THREADS)?;
     while let Some(piece) = pieces.blocking_recv() {

@@ -197,7 +197,10 @@ impl Backups {
     pub async fn take(&self, kind: Kind, is_final: bool) -> Result<Option<StoredSnapshot>, BackupError> {
         let orders = self.orders.borrow().clone().ok_or(BackupError::NotLeader)?;
         let (done, outcome) = oneshot::channel();
-        orders.send(Order { kind, is_final, done }).await.map_err(|_| BackupError::NotLeader)?;
+        orders
+            .send(Order { kind, is_final, done })
+            .await
+            .map_err(|_| BackupError::NotLeader)?;
         // The owner drops its orders when it loses the leadership.
         outcome.await.map_err(|_| BackupError::NotLeader)?
     }

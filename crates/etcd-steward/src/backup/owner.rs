@@ -56,9 +56,28 @@ impl Owner {
         kubernetes: Option<Kubernetes>,
         metrics: Metrics,
     ) -> (Self, Backups) {
-        let (known, orders) = (Arc::new(watch::Sender::new(Known::default())), Arc::new(watch::Sender::new(None)));
-        let backups = Backups { store: Arc::clone(&store), known: known.subscribe(), orders: orders.subscribe() };
-        (Self { store, settings, connector, status, kubernetes, metrics, known, orders }, backups)
+        let (known, orders) = (
+            Arc::new(watch::Sender::new(Known::default())),
+            Arc::new(watch::Sender::new(None)),
+        );
+        let backups = Backups {
+            store: Arc::clone(&store),
+            known: known.subscribe(),
+            orders: orders.subscribe(),
+        };
+        (
+            Self {
+                store,
+                settings,
+                connector,
+                status,
+                kubernetes,
+                metrics,
+                known,
+                orders,
+            },
+            backups,
+        )
     }
 
     /// Changes what is known of the backups, and tells it.
@@ -113,9 +132,8 @@ impl Owner {
     /// Waits until this member leads, or doesn't any more. False when the process ends.
     async fn led(&self, wanted: bool, shutdown: &CancellationToken) -> bool {
         let mut changes = self.status.subscribe();
-        let leads = |status: &api::v1alpha1::EtcdMemberStatus| {
-            status.role == Some(api::v1alpha1::MemberRole::Leader)
-        };
+        let leads =
+            |status: &api::v1alpha1::EtcdMemberStatus| status.role == Some(api::v1alpha1::MemberRole::Leader);
         tokio::select! {
             changed = changes.wait_for(|status| leads(status) == wanted) => changed.is_ok(),
             () = shutdown.cancelled() => false,
@@ -148,8 +166,14 @@ impl Owner {
     pub(super) async fn failed(&self, error: &BackupError) {
         let (reason, message) = (error.reason().to_owned(), chain(error));
         self.metrics.snapshot_failed(error.reason());
-        let news = self.known.borrow().failure.as_ref().is_none_or(|(known, _)| *known != reason);
-        self.status.condition(CONDITION, ConditionStatus::False, &reason, &message);
+        let news = self
+            .known
+            .borrow()
+            .failure
+            .as_ref()
+            .is_none_or(|(known, _)| *known != reason);
+        self.status
+            .condition(CONDITION, ConditionStatus::False, &reason, &message);
         if news && let Some(kubernetes) = &self.kubernetes {
             kubernetes.warn("Backup", &reason, &message).await;
         }
@@ -167,7 +191,9 @@ impl Owner {
             "the newest snapshots are stored",
         );
         if recovered && let Some(kubernetes) = &self.kubernetes {
-            kubernetes.tell("Backup", "BackupRecovered", "snapshots are stored again").await;
+            kubernetes
+                .tell("Backup", "BackupRecovered", "snapshots are stored again")
+                .await;
         }
     }
 }

@@ -3,10 +3,7 @@
 
 use std::{convert::Infallible, future::pending, pin::Pin, time::Duration};
 
-use api::{
-    quantity,
-    v1alpha1::SnapshotInfo,
-};
+use api::{quantity, v1alpha1::SnapshotInfo};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use operator::reconcile::{Reason as _, Retry};
@@ -62,14 +59,32 @@ impl Snapshotter {
     pub async fn begin(owner: &Owner) -> Result<Self, BackupError> {
         let fence = Fence::begin(&owner.connector).await?;
         let current = fence.check().await?;
-        let listing = owner.store.list().await.map_err(|source| store_error(owner, source))?;
+        let listing = owner
+            .store
+            .list()
+            .await
+            .map_err(|source| store_error(owner, source))?;
         let (full, deltas) = newest_set(&listing);
-        let covered = deltas.last().or(full.as_ref()).map_or(0, |snapshot| snapshot.name.last_revision);
+        let covered = deltas
+            .last()
+            .or(full.as_ref())
+            .map_or(0, |snapshot| snapshot.name.last_revision);
         if covered > current {
-            return Err(BackupError::StoreAhead { stored: covered, cluster: current });
+            return Err(BackupError::StoreAhead {
+                stored: covered,
+                cluster: current,
+            });
         }
-        let full_due = full.as_ref().is_none_or(|full| full.name.is_final || missed(owner, full));
-        info!(covered, current, full_due, store = owner.store.location(), "owning the backups");
+        let full_due = full
+            .as_ref()
+            .is_none_or(|full| full.name.is_final || missed(owner, full));
+        info!(
+            covered,
+            current,
+            full_due,
+            store = owner.store.location(),
+            "owning the backups"
+        );
         let base = if full.is_some() { covered } else { current };
         let collector = match Collector::open(&owner.connector, base, owner.settings.compression).await {
             Err(BackupError::Compacted(_)) => {
@@ -81,7 +96,13 @@ impl Snapshotter {
             (known.full, known.deltas, known.covered, known.current) = (full, deltas, covered, current);
             known.next_full = owner.settings.schedule.next_after(Timestamp::now());
         });
-        let this = Self { owner: owner.clone(), fence, collector, accumulated: 0, full_due };
+        let this = Self {
+            owner: owner.clone(),
+            fence,
+            collector,
+            accumulated: 0,
+            full_due,
+        };
         this.tell();
         Ok(this)
     }
@@ -138,7 +159,11 @@ impl Snapshotter {
     }
 
     /// The most urgent thing to do, if there is any. Orders of the same kind share one snapshot.
-    async fn next_job(&mut self, waiting: &mut Vec<Order>, delta_due: bool) -> Result<Option<Job>, BackupError> {
+    async fn next_job(
+        &mut self,
+        waiting: &mut Vec<Order>,
+        delta_due: bool,
+    ) -> Result<Option<Job>, BackupError> {
         let of = |kind| move |order: &Order| order.kind == kind;
         if self.full_due || waiting.iter().any(of(Kind::Full)) {
             self.full_due = false;
@@ -147,7 +172,11 @@ impl Snapshotter {
             let is_final = ordered.iter().any(|order| order.is_final);
             let waiters = ordered.into_iter().map(|order| order.done).collect();
             let work = Box::pin(take_full(self.owner.clone(), self.fence.clone(), is_final));
-            return Ok(Some(Job { kind: Kind::Full, work, waiters }));
+            return Ok(Some(Job {
+                kind: Kind::Full,
+                work,
+                waiters,
+            }));
         }
         let ordered = waiting.iter().any(of(Kind::Delta));
         if !ordered && !delta_due {
@@ -160,7 +189,11 @@ impl Snapshotter {
         match self.collector.cut()? {
             Some(delta) => {
                 let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
-                Ok(Some(Job { kind: Kind::Delta, work, waiters }))
+                Ok(Some(Job {
+                    kind: Kind::Delta,
+                    work,
+                    waiters,
+                }))
             }
             None => {
                 for waiter in waiters {
@@ -195,7 +228,9 @@ impl Snapshotter {
                 let message = operator::reconcile::chain(&error);
                 let mut error = Some(error);
                 for waiter in job.waiters {
-                    let cause = error.take().unwrap_or(BackupError::Abandoned("the one that it shared failed"));
+                    let cause = error
+                        .take()
+                        .unwrap_or(BackupError::Abandoned("the one that it shared failed"));
                     let _ = waiter.send(Err(cause));
                 }
                 if again {
@@ -219,7 +254,9 @@ impl Snapshotter {
         let Stored { snapshot, size, took } = stored;
         let revision = snapshot.name.last_revision;
         info!(name = %snapshot.name, revision, bytes = snapshot.object.size, ?took, "stored a snapshot");
-        self.owner.metrics.snapshot_stored(kind, revision, snapshot.name.created_on, *took);
+        self.owner
+            .metrics
+            .snapshot_stored(kind, revision, snapshot.name.created_on, *took);
         match kind {
             Kind::Full => {
                 self.accumulated = 0;
@@ -232,7 +269,8 @@ impl Snapshotter {
                 // what they have. Its start must follow the snapshot before it, so it is collected anew instead.
                 if !self.collector.covered(revision) {
                     self.collector =
-                        Collector::open(&self.owner.connector, revision, self.owner.settings.compression).await?;
+                        Collector::open(&self.owner.connector, revision, self.owner.settings.compression)
+                            .await?;
                 }
             }
             Kind::Delta => {
@@ -263,7 +301,8 @@ impl Snapshotter {
     /// Compares the cluster's revision with what is stored.
     async fn look(&mut self) -> Result<(), BackupError> {
         let current = self.fence.check().await?;
-        self.owner.learn(|known| known.current = known.current.max(current));
+        self.owner
+            .learn(|known| known.current = known.current.max(current));
         self.tell();
         Ok(())
     }
@@ -278,8 +317,16 @@ impl Snapshotter {
                 status.snapshots.last_full = known.full.as_ref().map(|full| stored_info(full));
                 status.snapshots.last_delta = known.deltas.last().map(|delta| stored_info(delta));
             }
-            let newest = known.deltas.last().or(known.full.as_ref()).map(|snapshot| snapshot.name.created_on);
-            let covered = if uncovered == 0 && known.full.is_some() { Some(Timestamp::now()) } else { newest };
+            let newest = known
+                .deltas
+                .last()
+                .or(known.full.as_ref())
+                .map(|snapshot| snapshot.name.created_on);
+            let covered = if uncovered == 0 && known.full.is_some() {
+                Some(Timestamp::now())
+            } else {
+                newest
+            };
             status.snapshots.covered_until = covered.map(|time| Time(crate::member::whole_seconds(time)));
         });
     }
@@ -287,7 +334,8 @@ impl Snapshotter {
     /// Starts the watch anew at the present, with a full snapshot to close the hole.
     async fn reopen(&mut self) -> Result<(), BackupError> {
         let current = self.fence.check().await?;
-        self.collector = Collector::open(&self.owner.connector, current, self.owner.settings.compression).await?;
+        self.collector =
+            Collector::open(&self.owner.connector, current, self.owner.settings.compression).await?;
         self.full_due = true;
         Ok(())
     }
@@ -311,13 +359,23 @@ async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
     let begun = Instant::now();
     let deadline = owner.settings.timeout;
     let fetched = full::fetch(&owner.connector, owner.settings.compression, &owner.settings.temp);
-    let spooled = timeout(deadline, fetched).await.map_err(|_| BackupError::Timeout(deadline))??;
-    let name = SnapshotName::full(spooled.summary.revision, Timestamp::now(), owner.settings.compression)
-        .with_final(is_final);
+    let spooled = timeout(deadline, fetched)
+        .await
+        .map_err(|_| BackupError::Timeout(deadline))??;
+    let name = SnapshotName::full(
+        spooled.summary.revision,
+        Timestamp::now(),
+        owner.settings.compression,
+    )
+    .with_final(is_final);
     let path = spooled.file.path().to_owned();
     let body = || async { Ok(Body::from_file(&path).await?) };
     let snapshot = upload(&owner, &fence, &name, body).await?;
-    Ok(Some(Stored { snapshot, size: spooled.summary.db_size, took: begun.elapsed() }))
+    Ok(Some(Stored {
+        snapshot,
+        size: spooled.summary.db_size,
+        took: begun.elapsed(),
+    }))
 }
 
 async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
@@ -326,7 +384,11 @@ async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
     let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
     let body = || async { Ok(Body::from_bytes(delta.bytes.clone())) };
     let snapshot = upload(&owner, &fence, &name, body).await?;
-    Ok(Some(Stored { snapshot, size: delta.summary.len, took: begun.elapsed() }))
+    Ok(Some(Stored {
+        snapshot,
+        size: delta.summary.len,
+        took: begun.elapsed(),
+    }))
 }
 
 /// Uploads until it works: the object is whole and waits here, so there is nothing better to do than to try again.
@@ -344,7 +406,11 @@ where
     loop {
         let guard = fence.clone();
         let guarded = body().await?.with_guard(async move {
-            guard.check().await.map(|_| ()).map_err(|error| std::io::Error::other(error.to_string()))
+            guard
+                .check()
+                .await
+                .map(|_| ())
+                .map_err(|error| std::io::Error::other(error.to_string()))
         });
         let error = match owner.store.put(name, guarded).await {
             Ok(stored) => return Ok(stored),
@@ -352,7 +418,11 @@ where
         };
         // An earlier try of ours may have arrived although its answer got lost.
         if error.class() == Class::AlreadyExists {
-            let listing = owner.store.list().await.map_err(|source| store_error(owner, source))?;
+            let listing = owner
+                .store
+                .list()
+                .await
+                .map_err(|source| store_error(owner, source))?;
             if let Some(stored) = listing.snapshots.into_iter().find(|stored| stored.name == *name) {
                 return Ok(stored);
             }
@@ -369,13 +439,18 @@ where
 }
 
 fn store_error(owner: &Owner, source: snapstore::Error) -> BackupError {
-    BackupError::Store { location: owner.store.location().to_owned(), source }
+    BackupError::Store {
+        location: owner.store.location().to_owned(),
+        source,
+    }
 }
 
 /// The newest full snapshot and the deltas beyond it.
 pub(super) fn newest_set(listing: &Listing) -> (Option<StoredSnapshot>, Vec<StoredSnapshot>) {
     let usable = || listing.snapshots.iter().filter(|snapshot| !snapshot.excluded);
-    let full = usable().rfind(|snapshot| snapshot.name.kind == Kind::Full).cloned();
+    let full = usable()
+        .rfind(|snapshot| snapshot.name.kind == Kind::Full)
+        .cloned();
     let after = full.as_ref().map_or(0, |full| full.name.last_revision);
     let deltas = usable()
         .filter(|snapshot| snapshot.name.kind == Kind::Delta && snapshot.name.last_revision > after)
@@ -386,11 +461,18 @@ pub(super) fn newest_set(listing: &Listing) -> (Option<StoredSnapshot>, Vec<Stor
 
 /// Whether a full snapshot was due since the newest one.
 fn missed(owner: &Owner, full: &StoredSnapshot) -> bool {
-    owner.settings.schedule.last_until(Timestamp::now()).is_some_and(|due| due > full.name.created_on)
+    owner
+        .settings
+        .schedule
+        .last_until(Timestamp::now())
+        .is_some_and(|due| due > full.name.created_on)
 }
 
 fn info_of(snapshot: &StoredSnapshot, size: u64) -> SnapshotInfo {
-    SnapshotInfo { size: Some(quantity::from_bytes(size)), ..stored_info(snapshot) }
+    SnapshotInfo {
+        size: Some(quantity::from_bytes(size)),
+        ..stored_info(snapshot)
+    }
 }
 
 fn stored_info(snapshot: &StoredSnapshot) -> SnapshotInfo {

@@ -51,36 +51,55 @@ pub enum Entry {
 
 /// Reads the member's configuration and completes it.
 pub fn complete(file: &Path, data_dir: &Path, entry: &Entry) -> Result<EtcdConfig, ConfigError> {
-    let text =
-        std::fs::read_to_string(file).map_err(|source| ConfigError::Read { path: file.to_owned(), source })?;
-    let mut config: Map<String, Value> = serde_saphyr::from_str(&text)
-        .map_err(|error| ConfigError::Yaml { path: file.to_owned(), message: error.to_string() })?;
+    let text = std::fs::read_to_string(file).map_err(|source| ConfigError::Read {
+        path: file.to_owned(),
+        source,
+    })?;
+    let mut config: Map<String, Value> =
+        serde_saphyr::from_str(&text).map_err(|error| ConfigError::Yaml {
+            path: file.to_owned(),
+            message: error.to_string(),
+        })?;
     require_certificates(&config)?;
     config.insert("data-dir".to_owned(), Value::from(data_dir.to_string_lossy()));
     let state = match entry {
         Entry::Founding => "new",
         Entry::Joining(members) => {
-            let members: Vec<_> = members.iter().map(|(name, url)| format!("{name}={url}")).collect();
+            let members: Vec<_> = members
+                .iter()
+                .map(|(name, url)| format!("{name}={url}"))
+                .collect();
             config.insert("initial-cluster".to_owned(), Value::from(members.join(",")));
             "existing"
         }
     };
     config.insert("initial-cluster-state".to_owned(), Value::from(state));
-    let text = serde_saphyr::to_string(&Value::Object(config.clone()))
-        .map_err(|error| ConfigError::Yaml { path: file.to_owned(), message: error.to_string() })?;
-    Ok(EtcdConfig { text, hash: hash_of(file)? })
+    let text =
+        serde_saphyr::to_string(&Value::Object(config.clone())).map_err(|error| ConfigError::Yaml {
+            path: file.to_owned(),
+            message: error.to_string(),
+        })?;
+    Ok(EtcdConfig {
+        text,
+        hash: hash_of(file)?,
+    })
 }
 
 /// Hash of what the etcd-controller wrote for a member.
 pub fn hash_of(file: &Path) -> Result<String, ConfigError> {
-    let text = std::fs::read(file).map_err(|source| ConfigError::Read { path: file.to_owned(), source })?;
+    let text = std::fs::read(file).map_err(|source| ConfigError::Read {
+        path: file.to_owned(),
+        source,
+    })?;
     Ok(hex::encode(&Sha256::digest(text)[..8]))
 }
 
 /// etcd ends at once when a certificate is missing; a volume that isn't filled yet is worth waiting for.
 fn require_certificates(config: &Map<String, Value>) -> Result<(), ConfigError> {
     for section in ["client-transport-security", "peer-transport-security"] {
-        let Some(Value::Object(section)) = config.get(section) else { continue };
+        let Some(Value::Object(section)) = config.get(section) else {
+            continue;
+        };
         for key in ["cert-file", "key-file", "trusted-ca-file"] {
             if let Some(path) = section.get(key).and_then(Value::as_str).map(PathBuf::from)
                 && !path.exists()
@@ -94,7 +113,10 @@ fn require_certificates(config: &Map<String, Value>) -> Result<(), ConfigError> 
 
 /// The `name=url` pairs of a member, one for each URL.
 pub fn pairs(member: &ClusterMember) -> impl Iterator<Item = (String, String)> + '_ {
-    member.peer_urls.iter().map(|url| (member.name.clone(), url.clone()))
+    member
+        .peer_urls
+        .iter()
+        .map(|url| (member.name.clone(), url.clone()))
 }
 
 #[cfg(test)]
@@ -117,7 +139,10 @@ mod tests {
         assert_eq!(founding["quota-backend-bytes"], 8_589_934_592_u64);
         assert_eq!(founding["data-dir"], "/data");
 
-        let members = vec![("t1-0".to_owned(), "http://a:1".to_owned()), ("t1-1".to_owned(), "http://b:1".to_owned())];
+        let members = vec![
+            ("t1-0".to_owned(), "http://a:1".to_owned()),
+            ("t1-1".to_owned(), "http://b:1".to_owned()),
+        ];
         let (joining, same) = completed(text, &Entry::Joining(members)).unwrap();
         assert_eq!(joining["initial-cluster"], "t1-0=http://a:1,t1-1=http://b:1");
         assert_eq!(joining["initial-cluster-state"], "existing");
@@ -127,6 +152,11 @@ mod tests {
     #[test]
     fn a_missing_certificate_is_named() {
         let text = "client-transport-security: {cert-file: /nowhere/tls.crt}";
-        assert!(completed(text, &Entry::Founding).unwrap_err().to_string().contains("/nowhere/tls.crt"));
+        assert!(
+            completed(text, &Entry::Founding)
+                .unwrap_err()
+                .to_string()
+                .contains("/nowhere/tls.crt")
+        );
     }
 }

@@ -256,16 +256,19 @@ fn formed_and_alone(evidence: &Evidence) -> Decision {
         (Place::Only, Backups::Present) => Decision::Restore,
         (Place::Only, Backups::Absent | Backups::NoStore) => Decision::Refuse(Refusal::DataLost),
         (Place::Only, Backups::Unknown) => Decision::Wait(Waiting::StoreUnreachable),
-        (Place::First | Place::Other, Backups::Present | Backups::Absent | Backups::NoStore | Backups::Unknown) => {
-            Decision::Wait(Waiting::PeersUnreachable)
-        }
+        (
+            Place::First | Place::Other,
+            Backups::Present | Backups::Absent | Backups::NoStore | Backups::Unknown,
+        ) => Decision::Wait(Waiting::PeersUnreachable),
     }
 }
 
 fn never_formed(evidence: &Evidence) -> Decision {
     match (evidence.place, evidence.backups) {
         (Place::Only | Place::First | Place::Other, Backups::Absent | Backups::NoStore) => Decision::Form,
-        (Place::Only | Place::First | Place::Other, Backups::Unknown) => Decision::Wait(Waiting::StoreUnreachable),
+        (Place::Only | Place::First | Place::Other, Backups::Unknown) => {
+            Decision::Wait(Waiting::StoreUnreachable)
+        }
         (Place::Only | Place::First, Backups::Present) => Decision::Restore,
         (Place::Other, Backups::Present) => Decision::Wait(Waiting::FirstMemberRestoring),
     }

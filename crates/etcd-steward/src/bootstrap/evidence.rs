@@ -1,6 +1,10 @@
 //! Gathers what the decision rests on: the volume, the records, the other members, the store.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use api::{
     conditions,
@@ -19,6 +23,7 @@ use crate::{
     exit_record::ExitRecord,
     identity::{Identity, Owner},
     member::{Status, kubernetes::Kubernetes},
+    metrics::Metrics,
 };
 
 /// How long a data directory may be held by a process that is just ending.
@@ -43,10 +48,13 @@ pub struct Scene {
     pub store: Option<Arc<dyn SnapStore>>,
     /// What this member tells.
     pub status: Status,
+    /// Scratch space.
+    pub temp: PathBuf,
+    /// Metrics.
+    pub metrics: Metrics,
 }
 
 /// The running cluster, when it answers.
-#[derive(Debug)]
 pub struct Cluster {
     /// A connection to a member that answers.
     pub client: Client,
@@ -54,6 +62,15 @@ pub struct Cluster {
     pub members: Vec<Member>,
     /// Its ID.
     pub id: u64,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster")
+            .field("id", &self.id)
+            .field("members", &self.members)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What was found.
@@ -80,23 +97,36 @@ impl Scene {
         let mut evidence = Evidence {
             data,
             formation: Formation::Unknown,
-            begun: self.status.read(|status| status.bootstrap.is_some() || status.id.is_some()),
+            begun: self
+                .status
+                .read(|status| status.bootstrap.is_some() || status.id.is_some()),
             live: Live::Unreachable,
             backups: Backups::Unknown,
             place,
             as_learner: false,
         };
         if !matches!(data, Data::Missing | Data::Invalid) {
-            return Findings { evidence, cluster: None, notes };
+            return Findings {
+                evidence,
+                cluster: None,
+                notes,
+            };
         }
-        let (record, cluster, backups) =
-            tokio::join!(self.record(), self.running_cluster(place), self.backups(&mut notes));
+        let (record, cluster, backups) = tokio::join!(
+            self.record(),
+            self.running_cluster(place),
+            self.backups(&mut notes)
+        );
         (evidence.formation, evidence.as_learner) = record;
         evidence.backups = backups;
         if let Some(cluster) = &cluster {
             evidence.live = self.live(cluster);
         }
-        Findings { evidence, cluster, notes }
+        Findings {
+            evidence,
+            cluster,
+            notes,
+        }
     }
 
     /// Checks the volume and the data directory.
@@ -116,7 +146,7 @@ impl Scene {
         }
         match self.validate().await {
             Verdict::Missing => Data::Missing,
-            Verdict::Valid { .. } => Data::Valid,
+            Verdict::Valid(_) => Data::Valid,
             Verdict::Invalid { reason } => {
                 notes.push(format!("the data directory is damaged: {reason}"));
                 self.status.transition(
@@ -142,27 +172,46 @@ impl Scene {
         }
         let clean = ExitRecord::read(&self.volume).is_some_and(|record| record.is_clean());
         let (step, why) = if clean {
-            (MemberSubState::DbValidationSanity, reason::DETECTED_PREVIOUS_CLEAN_EXIT)
+            (
+                MemberSubState::DbValidationSanity,
+                reason::DETECTED_PREVIOUS_CLEAN_EXIT,
+            )
         } else {
-            (MemberSubState::DbValidationFull, reason::DETECTED_PREVIOUS_UNCLEAN_EXIT)
+            (
+                MemberSubState::DbValidationFull,
+                reason::DETECTED_PREVIOUS_UNCLEAN_EXIT,
+            )
         };
-        self.status.transition(MemberState::Initializing, Some(step), why, "checks the data directory");
+        self.status.transition(
+            MemberState::Initializing,
+            Some(step),
+            why,
+            "checks the data directory",
+        );
         self.status.condition(
             conditions::member::INITIALIZED,
             api::v1alpha1::ConditionStatus::False,
             conditions::member::VALIDATING,
             "the data directory is being checked",
         );
-        let dir = self.data_dir.clone();
+        let (dir, begun) = (self.data_dir.clone(), Instant::now());
         let checked = tokio::task::spawn_blocking(move || {
-            if clean { validate::sanity(&dir, LOCK_DEADLINE) } else { validate::full(&dir, LOCK_DEADLINE) }
+            if clean {
+                validate::sanity(&dir, LOCK_DEADLINE)
+            } else {
+                validate::full(&dir, LOCK_DEADLINE)
+            }
         });
         match checked.await {
             Ok(verdict) => {
-                info!(?verdict, clean, "checked the data directory");
+                let took = begun.elapsed();
+                info!(?verdict, clean, ?took, "checked the data directory");
+                self.metrics.validated(matches!(verdict, Verdict::Valid(_)), took);
                 verdict
             }
-            Err(error) => Verdict::Unknown { reason: format!("the check broke off: {error}") },
+            Err(error) => Verdict::Unknown {
+                reason: format!("the check broke off: {error}"),
+            },
         }
     }
 
@@ -172,22 +221,34 @@ impl Scene {
             return (Formation::Never, false);
         };
         match kubernetes.own().await {
-            Ok(own) => (kubernetes.formation().await, own.as_ref().is_some_and(Kubernetes::as_learner)),
+            Ok(own) => (
+                kubernetes.formation().await,
+                own.as_ref().is_some_and(Kubernetes::as_learner),
+            ),
             Err(error) => {
-                warn!(error = operator::reconcile::chain(&error), "failed to read this member's record");
+                warn!(
+                    error = operator::reconcile::chain(&error),
+                    "failed to read this member's record"
+                );
                 (Formation::Unknown, false)
             }
         }
     }
 
     async fn backups(&self, notes: &mut Vec<String>) -> Backups {
-        let Some(store) = &self.store else { return Backups::NoStore };
+        let Some(store) = &self.store else {
+            return Backups::NoStore;
+        };
         match store.list().await {
             Ok(listing) if listing.snapshots.is_empty() && listing.unparsable.is_empty() => Backups::Absent,
             // Objects that can't be understood may be backups of a newer version: no reason to start empty.
             Ok(_) => Backups::Present,
             Err(error) => {
-                notes.push(format!("backup store {}: {}", store.location(), operator::reconcile::chain(&error)));
+                notes.push(format!(
+                    "backup store {}: {}",
+                    store.location(),
+                    operator::reconcile::chain(&error)
+                ));
                 Backups::Unknown
             }
         }
@@ -198,13 +259,21 @@ impl Scene {
         if place == Place::Only {
             return None;
         }
-        let others = self.cluster.members.iter().filter(|member| member.name != self.member.name);
+        let others = self
+            .cluster
+            .members
+            .iter()
+            .filter(|member| member.name != self.member.name);
         let urls: Vec<&String> = others.flat_map(|member| member.client_urls.first()).collect();
         let listening = join_all(urls.iter().map(|url| self.connector.answers(url))).await;
         for (url, _) in urls.into_iter().zip(listening).filter(|(_, listens)| *listens) {
             match self.ask(url).await {
                 Ok(cluster) => return Some(cluster),
-                Err(error) => debug!(url, error = operator::reconcile::chain(&error), "no answer from a member"),
+                Err(error) => debug!(
+                    url,
+                    error = operator::reconcile::chain(&error),
+                    "no answer from a member"
+                ),
             }
         }
         None
@@ -214,7 +283,11 @@ impl Scene {
         let mut client = self.connector.remote(&[url]).await?;
         let mut answer = call("list members", CALL_TIMEOUT, client.member_list()).await?;
         let id = answer.take_header().map_or(0, |header| header.cluster_id());
-        Ok(Cluster { client, members: answer.members().to_vec(), id })
+        Ok(Cluster {
+            client,
+            members: answer.members().to_vec(),
+            id,
+        })
     }
 
     fn live(&self, cluster: &Cluster) -> Live {
@@ -228,10 +301,15 @@ impl Scene {
 
     /// This member's entry. One that has never started has no name yet; its peer URL tells.
     pub fn listed<'a>(&self, cluster: &'a Cluster) -> Option<&'a Member> {
-        let named = cluster.members.iter().find(|member| member.name() == self.member.name);
+        let named = cluster
+            .members
+            .iter()
+            .find(|member| member.name() == self.member.name);
         named.or_else(|| {
             let ours = &self.member.peer_urls;
-            let of_ours = |member: &&Member| member.name().is_empty() && member.peer_urls().iter().any(|url| ours.contains(url));
+            let of_ours = |member: &&Member| {
+                member.name().is_empty() && member.peer_urls().iter().any(|url| ours.contains(url))
+            };
             cluster.members.iter().find(of_ours)
         })
     }

@@ -26,7 +26,9 @@ pub enum MembershipError {
         source: EtcdError,
     },
     /// Removing this member would leave the others without a quorum.
-    #[error("not removing the lost member from {cluster}: {down} of the others don't answer, and a quorum would be lost")]
+    #[error(
+        "not removing the lost member from {cluster}: {down} of the others don't answer, and a quorum would be lost"
+    )]
     OthersDown {
         /// The cluster.
         cluster: String,
@@ -49,19 +51,33 @@ pub async fn join(
     cluster: &Cluster,
     decision: Decision,
 ) -> Result<Vec<(String, String)>, MembershipError> {
-    let failed = |source| MembershipError::Etcd { cluster: cluster.display(), source };
+    let failed = |source| MembershipError::Etcd {
+        cluster: cluster.display(),
+        source,
+    };
     let mut client = cluster.client.clone();
     if decision == Decision::Rejoin
         && let Some(lost) = scene.listed(cluster)
     {
         require_others(scene, cluster, lost.id()).await?;
         info!(id = hex_id(lost.id()), "removing the lost member");
-        call("remove the lost member", CALL_TIMEOUT, client.member_remove(lost.id())).await.map_err(failed)?;
+        call(
+            "remove the lost member",
+            CALL_TIMEOUT,
+            client.member_remove(lost.id()),
+        )
+        .await
+        .map_err(failed)?;
     }
     move_aside(scene)?;
     if decision != Decision::StartAsLearner {
         let learner = Some(MemberAddOptions::new().with_is_learner());
-        let added = call("add a learner", CALL_TIMEOUT, client.member_add(scene.member.peer_urls.clone(), learner)).await;
+        let added = call(
+            "add a learner",
+            CALL_TIMEOUT,
+            client.member_add(scene.member.peer_urls.clone(), learner),
+        )
+        .await;
         match added {
             Ok(_) => info!("added as a learner"),
             // An answer to an earlier try was lost.
@@ -69,11 +85,21 @@ pub async fn join(
             Err(error) => return Err(failed(error)),
         }
     }
-    let listed = call("list members", CALL_TIMEOUT, client.member_list()).await.map_err(failed)?;
+    let listed = call("list members", CALL_TIMEOUT, client.member_list())
+        .await
+        .map_err(failed)?;
     let ours = &scene.member.peer_urls;
-    let others = listed.members().iter().filter(|member| !member.peer_urls().iter().any(|url| ours.contains(url)));
+    let others = listed
+        .members()
+        .iter()
+        .filter(|member| !member.peer_urls().iter().any(|url| ours.contains(url)));
     let mut members: Vec<_> = others
-        .flat_map(|member| member.peer_urls().iter().map(|url| (member.name().to_owned(), url.clone())))
+        .flat_map(|member| {
+            member
+                .peer_urls()
+                .iter()
+                .map(|url| (member.name().to_owned(), url.clone()))
+        })
         .collect();
     members.extend(config::pairs(&scene.member));
     Ok(members)
@@ -81,7 +107,10 @@ pub async fn join(
 
 /// All other voters must answer before one is taken away.
 async fn require_others(scene: &Scene, cluster: &Cluster, lost: u64) -> Result<(), MembershipError> {
-    let voters = cluster.members.iter().filter(|member| member.id() != lost && !member.is_learner());
+    let voters = cluster
+        .members
+        .iter()
+        .filter(|member| member.id() != lost && !member.is_learner());
     let mut down = 0;
     for voter in voters {
         let answers = match scene.connector.remote(voter.client_urls()).await {
@@ -90,7 +119,14 @@ async fn require_others(scene: &Scene, cluster: &Cluster, lost: u64) -> Result<(
         };
         down += usize::from(!answers);
     }
-    if down == 0 { Ok(()) } else { Err(MembershipError::OthersDown { cluster: cluster.display(), down }) }
+    if down == 0 {
+        Ok(())
+    } else {
+        Err(MembershipError::OthersDown {
+            cluster: cluster.display(),
+            down,
+        })
+    }
 }
 
 /// Keeps old data under another name; nothing is deleted before the member has started anew.
@@ -101,5 +137,8 @@ fn move_aside(scene: &Scene) -> Result<(), MembershipError> {
     }
     let aside = path.with_extension(format!("aside-{}", Timestamp::now().as_second()));
     info!(from = %path.display(), to = %aside.display(), "moving old data aside");
-    std::fs::rename(path, &aside).map_err(|source| MembershipError::MoveAside { path: path.clone(), source })
+    std::fs::rename(path, &aside).map_err(|source| MembershipError::MoveAside {
+        path: path.clone(),
+        source,
+    })
 }

@@ -10,7 +10,10 @@ use std::{path::PathBuf, time::Duration};
 
 use api::{
     conditions::member as condition,
-    v1alpha1::{BootstrapDecision, ConditionStatus, MemberBootstrap, MemberState, MemberSubState, transition_reason as reason},
+    v1alpha1::{
+        BootstrapDecision, ConditionStatus, MemberBootstrap, MemberState, MemberSubState,
+        transition_reason as reason,
+    },
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -126,7 +129,11 @@ impl Bootstrap {
             }
             _ => entry,
         };
-        Ok(Ok(config::complete(&self.config_file, &self.scene.data_dir, &entry)?))
+        Ok(Ok(config::complete(
+            &self.config_file,
+            &self.scene.data_dir,
+            &entry,
+        )?))
     }
 
     /// Marks the volume and records the decision before anything is done that can't be taken back.
@@ -142,10 +149,17 @@ impl Bootstrap {
         }
         if decision == BootstrapDecision::JoinAsLearner {
             let pending = Some(MemberSubState::PendingLearner);
-            scene.status.transition(MemberState::Starting, pending, reason::WAITING_TO_JOIN_AS_LEARNER, "asks to join");
+            scene.status.transition(
+                MemberState::Starting,
+                pending,
+                reason::WAITING_TO_JOIN_AS_LEARNER,
+                "asks to join",
+            );
         }
         scene.identity().claim(&scene.volume)?;
-        if scene.status.read(|status| status.bootstrap.is_some()) && decision == BootstrapDecision::ExistingData {
+        if scene.status.read(|status| status.bootstrap.is_some())
+            && decision == BootstrapDecision::ExistingData
+        {
             return Ok(());
         }
         scene.status.update(|status| {
@@ -157,14 +171,19 @@ impl Bootstrap {
         });
         if let Some(kubernetes) = &scene.kubernetes {
             let status = scene.status.read(Clone::clone);
-            kubernetes.publish_now(&status).await.map_err(|error| BootstrapError::Record(Box::new(error)))?;
+            kubernetes
+                .publish_now(&status)
+                .await
+                .map_err(|error| BootstrapError::Record(Box::new(error)))?;
         }
         Ok(())
     }
 
     async fn wait(&self, waiting: &mut Waiting, reason: &'static str, message: &str) {
         warn!(reason, message, pause = ?waiting.pause, "etcd can't be started yet");
-        self.scene.status.condition(condition::INITIALIZED, ConditionStatus::False, reason, message);
+        self.scene
+            .status
+            .condition(condition::INITIALIZED, ConditionStatus::False, reason, message);
         self.scene.status.progress(0, message);
         if waiting.reason != Some(reason) {
             (waiting.reason, waiting.since, waiting.announced) = (Some(reason), Instant::now(), false);
@@ -196,7 +215,12 @@ struct Waiting {
 
 impl Waiting {
     fn new() -> Self {
-        Self { reason: None, since: Instant::now(), announced: false, pause: FIRST_PAUSE }
+        Self {
+            reason: None,
+            since: Instant::now(),
+            announced: false,
+            pause: FIRST_PAUSE,
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures::Stream;
 use steward_proto::v1::{
-    Exited, Hello, RunRequest, RunResponse, Start, bootstrap_service_server::BootstrapService, run_request::Event,
-    run_response::Command,
+    Exited, Hello, RunRequest, RunResponse, Start, bootstrap_service_server::BootstrapService,
+    run_request::Event, run_response::Command,
 };
 use tokio::{
     sync::{Mutex, mpsc, watch},
@@ -45,7 +45,9 @@ impl Crashes {
         self.count = if steady { 0 } else { self.count.saturating_add(1) };
         match self.count {
             0 | 1 => Duration::ZERO,
-            n => FIRST_BACKOFF.saturating_mul(1 << (n - 2).min(6)).min(LAST_BACKOFF),
+            n => FIRST_BACKOFF
+                .saturating_mul(1 << (n - 2).min(6))
+                .min(LAST_BACKOFF),
         }
     }
 }
@@ -67,10 +69,15 @@ impl Sessions {
     }
 
     async fn serve(self, hello: Hello, mut requests: Streaming<RunRequest>, commands: Commands) {
-        info!(etcd_pid = hello.etcd_pid, version = hello.etcd_version, "the launcher is here");
+        info!(
+            etcd_pid = hello.etcd_pid,
+            version = hello.etcd_version,
+            "the launcher is here"
+        );
         self.version.send_replace(hello.etcd_version);
         let mut start_due = hello.etcd_pid == 0;
-        self.running.send_replace((!start_due).then_some(hello.config_hash));
+        self.running
+            .send_replace((!start_due).then_some(hello.config_hash));
         loop {
             let request = if start_due {
                 tokio::select! {
@@ -88,15 +95,21 @@ impl Sessions {
                 requests.message().await
             };
             match request {
-                Ok(Some(RunRequest { event: Some(Event::Started(started)) })) => {
+                Ok(Some(RunRequest {
+                    event: Some(Event::Started(started)),
+                })) => {
                     self.crashes.lock().await.started = Some(Instant::now());
                     self.running.send_replace(Some(started.config_hash));
                 }
-                Ok(Some(RunRequest { event: Some(Event::Exited(exited)) })) => {
+                Ok(Some(RunRequest {
+                    event: Some(Event::Exited(exited)),
+                })) => {
                     self.exited(&exited).await;
                     start_due = true;
                 }
-                Ok(Some(RunRequest { event: Some(Event::Hello(_)) | None })) => {}
+                Ok(Some(RunRequest {
+                    event: Some(Event::Hello(_)) | None,
+                })) => {}
                 Ok(None) => break,
                 Err(status) => {
                     warn!(reason = status.message(), "the launcher is gone");
@@ -109,7 +122,13 @@ impl Sessions {
     async fn exited(&self, exited: &Exited) {
         self.running.send_replace(None);
         let backoff = self.crashes.lock().await.backoff();
-        warn!(exit_code = exited.exit_code, signal = exited.signal, clean = exited.clean, ?backoff, "etcd has ended");
+        warn!(
+            exit_code = exited.exit_code,
+            signal = exited.signal,
+            clean = exited.clean,
+            ?backoff,
+            "etcd has ended"
+        );
         sleep(backoff).await;
     }
 }
@@ -120,9 +139,15 @@ type Commands = mpsc::Sender<Result<RunResponse, Status>>;
 impl BootstrapService for Sessions {
     type RunStream = Pin<Box<dyn Stream<Item = Result<RunResponse, Status>> + Send>>;
 
-    async fn run(&self, request: Request<Streaming<RunRequest>>) -> Result<Response<Self::RunStream>, Status> {
+    async fn run(
+        &self,
+        request: Request<Streaming<RunRequest>>,
+    ) -> Result<Response<Self::RunStream>, Status> {
         let mut requests = request.into_inner();
-        let Some(RunRequest { event: Some(Event::Hello(hello)) }) = requests.message().await? else {
+        let Some(RunRequest {
+            event: Some(Event::Hello(hello)),
+        }) = requests.message().await?
+        else {
             return Err(Status::invalid_argument("the first message must be Hello"));
         };
         let (commands, stream) = mpsc::channel(4);

@@ -34,11 +34,17 @@ impl Etcd {
     pub fn start(binary: &Path, config: &Path, config_hash: &str, volume: &Path) -> io::Result<Self> {
         ExitRecord::now(ExitState::Running).write(volume)?;
         let child = Command::new(binary).arg("--config-file").arg(config).spawn()?;
-        let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).ok_or_else(|| {
-            io::Error::other("etcd ended at once")
-        })?;
+        let pid = child
+            .id()
+            .and_then(|pid| i32::try_from(pid).ok())
+            .ok_or_else(|| io::Error::other("etcd ended at once"))?;
         info!(pid, config_hash, "etcd started");
-        Ok(Self { child, pid: Pid::from_raw(pid), config_hash: config_hash.to_owned(), volume: volume.to_owned() })
+        Ok(Self {
+            child,
+            pid: Pid::from_raw(pid),
+            config_hash: config_hash.to_owned(),
+            volume: volume.to_owned(),
+        })
     }
 
     /// Its process ID.
@@ -76,9 +82,16 @@ impl Etcd {
 
     fn record(&self, status: ExitStatus, asked: bool) -> ExitRecord {
         use std::os::unix::process::ExitStatusExt as _;
-        let state = if asked { ExitState::Clean } else { ExitState::Unclean };
-        let record =
-            ExitRecord { exit_code: status.code(), signal: status.signal(), ..ExitRecord::now(state) };
+        let state = if asked {
+            ExitState::Clean
+        } else {
+            ExitState::Unclean
+        };
+        let record = ExitRecord {
+            exit_code: status.code(),
+            signal: status.signal(),
+            ..ExitRecord::now(state)
+        };
         // Without it the next check is a complete one: slower, never wrong.
         if let Err(error) = record.write(&self.volume) {
             error!(%error, "failed to write the exit record");

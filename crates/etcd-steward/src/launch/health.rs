@@ -41,7 +41,10 @@ async fn started(State(probes): State<Probes>) -> (StatusCode, &'static str) {
     if *probes.running.borrow() {
         (StatusCode::OK, "ok\n")
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the data directory is being prepared\n")
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the data directory is being prepared\n",
+        )
     }
 }
 
@@ -52,9 +55,18 @@ async fn ready(State(probes): State<Probes>) -> (StatusCode, String) {
     }
     match timeout(PROBE_TIMEOUT, ask(probes.etcd, "/readyz")).await {
         Ok(Ok(status)) if status.is_success() => (StatusCode::OK, "ok\n".to_owned()),
-        Ok(Ok(status)) => (StatusCode::SERVICE_UNAVAILABLE, format!("etcd answers {status}\n")),
-        Ok(Err(error)) => (StatusCode::SERVICE_UNAVAILABLE, format!("etcd doesn't answer: {error}\n")),
-        Err(_) => (StatusCode::SERVICE_UNAVAILABLE, format!("etcd doesn't answer within {PROBE_TIMEOUT:?}\n")),
+        Ok(Ok(status)) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("etcd answers {status}\n"),
+        ),
+        Ok(Err(error)) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("etcd doesn't answer: {error}\n"),
+        ),
+        Err(_) => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!("etcd doesn't answer within {PROBE_TIMEOUT:?}\n"),
+        ),
     }
 }
 
@@ -62,7 +74,9 @@ async fn ask(address: SocketAddr, path: &str) -> anyhow::Result<StatusCode> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let task = tokio::spawn(connection);
-    let request = Request::get(path).header("host", address.to_string()).body(axum::body::Body::empty())?;
+    let request = Request::get(path)
+        .header("host", address.to_string())
+        .body(axum::body::Body::empty())?;
     let status = sender.send_request(request).await?.status();
     task.abort();
     Ok(status)

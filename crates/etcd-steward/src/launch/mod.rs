@@ -14,8 +14,8 @@ use anyhow::Context as _;
 use child::Etcd;
 use hyper_util::rt::TokioIo;
 use steward_proto::v1::{
-    Exited, Hello, RunRequest, RunResponse, Started, bootstrap_service_client::BootstrapServiceClient, run_request::Event,
-    run_response::Command,
+    Exited, Hello, RunRequest, RunResponse, Started, bootstrap_service_client::BootstrapServiceClient,
+    run_request::Event, run_response::Command,
 };
 use tokio::{
     net::{TcpListener, UnixStream},
@@ -65,11 +65,22 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("listen on {} for probes", args.listen))?;
     let (running, receiver) = watch::channel(false);
-    tokio::spawn(health::serve(listener, health::Probes { running: receiver, etcd: args.etcd_health }));
+    tokio::spawn(health::serve(
+        listener,
+        health::Probes {
+            running: receiver,
+            etcd: args.etcd_health,
+        },
+    ));
 
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
-    let mut launcher = Launcher { version: etcd_version(&args.etcd).await?, args, etcd: None, running };
+    let mut launcher = Launcher {
+        version: etcd_version(&args.etcd).await?,
+        args,
+        etcd: None,
+        running,
+    };
     tokio::select! {
         result = launcher.serve() => result?,
         _ = term.recv() => info!("SIGTERM: stopping"),
@@ -85,9 +96,20 @@ async fn etcd_version(binary: &Path) -> anyhow::Result<String> {
         .arg("--version")
         .output()
         .await
-        .with_context(|| format!("run {}: the etcd image must have etcd in its PATH", binary.display()))?;
+        .with_context(|| {
+            format!(
+                "run {}: the etcd image must have etcd in its PATH",
+                binary.display()
+            )
+        })?;
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().next().unwrap_or_default().trim_start_matches("etcd Version:").trim().to_owned())
+    Ok(text
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .trim_start_matches("etcd Version:")
+        .trim()
+        .to_owned())
 }
 
 struct Launcher {
@@ -109,7 +131,11 @@ impl Launcher {
         loop {
             let (events, commands) = self.connect().await?;
             let SessionEnd::StewardGone(status) = self.session(events, commands).await?;
-            warn!(reason = status.message(), running = self.etcd.is_some(), "the steward is gone, waiting for it");
+            warn!(
+                reason = status.message(),
+                running = self.etcd.is_some(),
+                "the steward is gone, waiting for it"
+            );
         }
     }
 
@@ -141,10 +167,15 @@ impl Launcher {
             async move { UnixStream::connect(socket).await.map(TokioIo::new) }
         });
         // The URI only fills the authority header; the connector decides where to go.
-        let channel = Endpoint::from_static("http://steward").connect_with_connector(connector).await?;
+        let channel = Endpoint::from_static("http://steward")
+            .connect_with_connector(connector)
+            .await?;
         let (sender, receiver) = mpsc::channel(16);
         sender.send(event(Event::Hello(self.hello()))).await?;
-        let commands = BootstrapServiceClient::new(channel).run(ReceiverStream::new(receiver)).await?.into_inner();
+        let commands = BootstrapServiceClient::new(channel)
+            .run(ReceiverStream::new(receiver))
+            .await?
+            .into_inner();
         info!("connected to the steward");
         Ok((sender, commands))
     }
@@ -152,7 +183,11 @@ impl Launcher {
     fn hello(&self) -> Hello {
         Hello {
             etcd_pid: self.etcd.as_ref().map_or(0, Etcd::pid),
-            config_hash: self.etcd.as_ref().map(|etcd| etcd.config_hash.clone()).unwrap_or_default(),
+            config_hash: self
+                .etcd
+                .as_ref()
+                .map(|etcd| etcd.config_hash.clone())
+                .unwrap_or_default(),
             etcd_version: self.version.clone(),
         }
     }
@@ -209,16 +244,25 @@ impl Launcher {
         exit_record::replace(&self.args.run, "etcd.conf.yaml", config.as_bytes())
             .context("write etcd's configuration")?;
         let file = self.args.run.join("etcd.conf.yaml");
-        let etcd = Etcd::start(&self.args.etcd, &file, config_hash, &self.args.volume).context("start etcd")?;
-        let started = Started { etcd_pid: etcd.pid(), config_hash: config_hash.to_owned() };
+        let etcd =
+            Etcd::start(&self.args.etcd, &file, config_hash, &self.args.volume).context("start etcd")?;
+        let started = Started {
+            etcd_pid: etcd.pid(),
+            config_hash: config_hash.to_owned(),
+        };
         self.etcd = Some(etcd);
         self.running.send_replace(true);
         Ok(Event::Started(started))
     }
 
     async fn stop(&mut self) -> anyhow::Result<Option<ExitRecord>> {
-        let Some(etcd) = &mut self.etcd else { return Ok(None) };
-        let record = etcd.stop(Duration::from_secs(self.args.grace)).await.context("stop etcd")?;
+        let Some(etcd) = &mut self.etcd else {
+            return Ok(None);
+        };
+        let record = etcd
+            .stop(Duration::from_secs(self.args.grace))
+            .await
+            .context("stop etcd")?;
         self.forget();
         Ok(Some(record))
     }

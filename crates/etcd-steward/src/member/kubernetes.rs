@@ -46,7 +46,9 @@ pub struct Kubernetes {
 
 impl std::fmt::Debug for Kubernetes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Kubernetes").field("member", &self.own).finish_non_exhaustive()
+        f.debug_struct("Kubernetes")
+            .field("member", &self.own)
+            .finish_non_exhaustive()
     }
 }
 
@@ -78,7 +80,11 @@ impl Kubernetes {
                 }
                 Ok(_) => {}
                 Err(error) => {
-                    warn!(member = name, error = chain(&error), "failed to read a member's record");
+                    warn!(
+                        member = name,
+                        error = chain(&error),
+                        "failed to read a member's record"
+                    );
                     formation = Formation::Unknown;
                 }
             }
@@ -88,7 +94,9 @@ impl Kubernetes {
 
     /// Whether the member was made by a scale-out.
     pub fn as_learner(member: &EtcdMember) -> bool {
-        member.annotations().contains_key(labels::annotation::CREATE_AS_LEARNER)
+        member
+            .annotations()
+            .contains_key(labels::annotation::CREATE_AS_LEARNER)
     }
 
     /// An Event on this member's object.
@@ -96,7 +104,10 @@ impl Kubernetes {
         match self.own().await {
             Ok(Some(member)) => self.events.warning(&member, action, reason, note).await,
             Ok(None) => {}
-            Err(error) => debug!(error = chain(&error), "no event: the member's object can't be read"),
+            Err(error) => debug!(
+                error = chain(&error),
+                "no event: the member's object can't be read"
+            ),
         }
     }
 
@@ -115,7 +126,13 @@ impl Kubernetes {
             "metadata": {"name": self.own},
             "status": status,
         });
-        self.members.patch_status(&self.own, &PatchParams::apply(MANAGER).force(), &Patch::Apply(&patch)).await?;
+        self.members
+            .patch_status(
+                &self.own,
+                &PatchParams::apply(MANAGER).force(),
+                &Patch::Apply(&patch),
+            )
+            .await?;
         Ok(())
     }
 
@@ -125,11 +142,17 @@ impl Kubernetes {
         let mut published: Option<EtcdMemberStatus> = None;
         loop {
             let current = changes.borrow_and_update().clone();
-            if published.as_ref().is_none_or(|published| differs(published, &current)) {
+            if published
+                .as_ref()
+                .is_none_or(|published| differs(published, &current))
+            {
                 match self.publish_now(&current).await {
                     Ok(()) => published = Some(current),
                     Err(error) => {
-                        warn!(error = chain(&error), "failed to publish the member's status, trying again");
+                        warn!(
+                            error = chain(&error),
+                            "failed to publish the member's status, trying again"
+                        );
                         sleep(RETRY).await;
                         changes.mark_changed();
                     }
@@ -157,7 +180,9 @@ impl Kubernetes {
             if !*alive.borrow() {
                 continue;
             }
-            let Some((identity, peer_tls)) = status.read(holder) else { continue };
+            let Some((identity, peer_tls)) = status.read(holder) else {
+                continue;
+            };
             let patch = json!({
                 "metadata": {"annotations": {labels::annotation::PEER_TLS_ENABLED: peer_tls.to_string()}},
                 "spec": {
@@ -166,7 +191,11 @@ impl Kubernetes {
                     "leaseDurationSeconds": every.as_secs().saturating_mul(4).clamp(1, 3600),
                 },
             });
-            if let Err(error) = self.leases.patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch)).await {
+            if let Err(error) = self
+                .leases
+                .patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch))
+                .await
+            {
                 warn!(error = chain(&error), "failed to renew the member's lease");
             }
         }
@@ -175,9 +204,16 @@ impl Kubernetes {
 
 /// `<memberID>:<clusterID>:<role>`, as etcd-backup-restore writes it.
 fn holder(status: &EtcdMemberStatus) -> Option<(String, bool)> {
-    let role = if status.role == Some(MemberRole::Leader) { "Leader" } else { "Member" };
+    let role = if status.role == Some(MemberRole::Leader) {
+        "Leader"
+    } else {
+        "Member"
+    };
     let (id, cluster) = (status.id.as_ref()?, status.cluster_id.as_ref()?);
-    Some((format!("{id}:{cluster}:{role}"), status.peer_tls_enabled.unwrap_or(false)))
+    Some((
+        format!("{id}:{cluster}:{role}"),
+        status.peer_tls_enabled.unwrap_or(false),
+    ))
 }
 
 /// Whether two statuses differ in more than what moves all the time.
@@ -186,12 +222,20 @@ fn differs(published: &EtcdMemberStatus, current: &EtcdMemberStatus) -> bool {
         let mut status = status.clone();
         (status.raft_index, status.raft_applied_index) = (None, None);
         status.snapshots.uncovered_revisions = status.snapshots.uncovered_revisions.map(|n| n.min(1));
-        let covered = status.snapshots.covered_until.take().map_or(0, |time| time.0.as_second());
+        let covered = status
+            .snapshots
+            .covered_until
+            .take()
+            .map_or(0, |time| time.0.as_second());
         (status, covered)
     };
     let ((old, old_covered), (new, new_covered)) = (quiet(published), quiet(current));
     let settled = new.state == Some(MemberState::Started);
-    let covered = if settled { new_covered.saturating_sub(old_covered) >= COVERED_STEP } else { old_covered != new_covered };
+    let covered = if settled {
+        new_covered.saturating_sub(old_covered) >= COVERED_STEP
+    } else {
+        old_covered != new_covered
+    };
     old != new || covered || (old_covered == 0) != (new_covered == 0)
 }
 
@@ -219,7 +263,13 @@ mod tests {
         assert!(!differs(&base, &with(&|s| s.raft_index = Some(2))));
         assert!(differs(&base, &with(&|s| s.raft_term = Some(2))));
         assert!(differs(&base, &covered));
-        assert!(!differs(&covered, &with(&|s| s.snapshots.covered_until = second(1100))));
-        assert!(differs(&covered, &with(&|s| s.snapshots.covered_until = second(1600))));
+        assert!(!differs(
+            &covered,
+            &with(&|s| s.snapshots.covered_until = second(1100))
+        ));
+        assert!(differs(
+            &covered,
+            &with(&|s| s.snapshots.covered_until = second(1600))
+        ));
     }
 }

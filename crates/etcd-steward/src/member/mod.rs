@@ -6,7 +6,8 @@ pub mod monitor;
 use std::sync::Arc;
 
 use api::v1alpha1::{
-    Condition, ConditionStatus, EtcdMemberStatus, Initialization, MemberRole, MemberState, MemberSubState, MemberTransition,
+    Condition, ConditionStatus, EtcdMemberStatus, Initialization, MemberRole, MemberState, MemberSubState,
+    MemberTransition,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -22,7 +23,9 @@ pub struct Status {
 impl Status {
     /// Goes on from what was published before.
     pub fn new(known: EtcdMemberStatus) -> Self {
-        Self { status: Arc::new(watch::Sender::new(known)) }
+        Self {
+            status: Arc::new(watch::Sender::new(known)),
+        }
     }
 
     /// Follows the changes.
@@ -45,7 +48,13 @@ impl Status {
     }
 
     /// Records a step in the member's life, unless it is already there.
-    pub fn transition(&self, state: MemberState, sub_state: Option<MemberSubState>, reason: &str, message: &str) {
+    pub fn transition(
+        &self,
+        state: MemberState,
+        sub_state: Option<MemberSubState>,
+        reason: &str,
+        message: &str,
+    ) {
         self.update(|status| {
             if status.state.as_ref() == Some(&state) && status.sub_state == sub_state {
                 return;
@@ -76,8 +85,10 @@ impl Status {
     /// Says how far the preparation of the data directory is.
     pub fn progress(&self, percent: i32, message: &str) {
         self.update(|status| {
-            status.initialization =
-                Some(Initialization { progress_percent: percent, message: message.to_owned() });
+            status.initialization = Some(Initialization {
+                progress_percent: percent,
+                message: message.to_owned(),
+            });
         });
     }
 

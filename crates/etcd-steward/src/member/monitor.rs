@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use api::{
-    conditions,
-    quantity,
-    v1alpha1::{Alarm, ConditionStatus, EtcdMemberStatus, MemberRole, MemberState, MemberSubState, transition_reason as reason},
+    conditions, quantity,
+    v1alpha1::{
+        Alarm, ConditionStatus, EtcdMemberStatus, MemberRole, MemberState, MemberSubState,
+        transition_reason as reason,
+    },
 };
 use etcd_client::{Client, StatusResponse};
 use tokio::{
@@ -46,7 +48,13 @@ impl Monitor {
         peer_tls: bool,
         running: watch::Receiver<Option<String>>,
     ) -> Self {
-        Self { connector, status, peer_tls, running, alive: watch::Sender::new(false) }
+        Self {
+            connector,
+            status,
+            peer_tls,
+            running,
+            alive: watch::Sender::new(false),
+        }
     }
 
     /// Whether etcd answers.
@@ -101,10 +109,16 @@ impl Monitor {
     }
 
     fn silent(&self, why: &str) {
-        if self.alive.send_if_modified(|alive| std::mem::replace(alive, false)) {
+        if self
+            .alive
+            .send_if_modified(|alive| std::mem::replace(alive, false))
+        {
             warn!(why, "etcd is silent");
         }
-        if self.status.read(|status| status.state == Some(MemberState::Started)) {
+        if self
+            .status
+            .read(|status| status.state == Some(MemberState::Started))
+        {
             self.status.update(|status| status.role = None);
             self.status.condition(
                 conditions::member::READY,
@@ -136,20 +150,36 @@ impl Monitor {
         });
         self.step(role.as_ref());
         // Told last: who waits for it finds the IDs in the status.
-        self.alive.send_if_modified(|alive| !std::mem::replace(alive, true));
+        self.alive
+            .send_if_modified(|alive| !std::mem::replace(alive, true));
     }
 
     /// The member's life goes on by what etcd says it is.
     fn step(&self, role: Option<&MemberRole>) {
-        let before = self.status.read(|status| (status.state.clone(), status.sub_state.clone()));
+        let before = self
+            .status
+            .read(|status| (status.state.clone(), status.sub_state.clone()));
         let was_leader = before == (Some(MemberState::Started), Some(MemberSubState::Leader));
         let was_follower = before == (Some(MemberState::Started), Some(MemberSubState::Follower));
         let validated = before.0 == Some(MemberState::Initializing);
-        let begun = if validated { reason::DB_VALIDATION_SUCCEEDED } else { "ClusterFormed" };
+        let begun = if validated {
+            reason::DB_VALIDATION_SUCCEEDED
+        } else {
+            "ClusterFormed"
+        };
         match role {
             Some(MemberRole::Leader) => {
-                let why = if was_follower { reason::GAINED_CLUSTER_LEADERSHIP } else { begun };
-                self.status.transition(MemberState::Started, Some(MemberSubState::Leader), why, "leads the cluster");
+                let why = if was_follower {
+                    reason::GAINED_CLUSTER_LEADERSHIP
+                } else {
+                    begun
+                };
+                self.status.transition(
+                    MemberState::Started,
+                    Some(MemberSubState::Leader),
+                    why,
+                    "leads the cluster",
+                );
             }
             Some(MemberRole::Follower) => {
                 let learner = before.1 == Some(MemberSubState::Learner);
@@ -158,21 +188,44 @@ impl Monitor {
                     (_, true) => reason::PROMOTED_AS_VOTING_MEMBER,
                     _ => begun,
                 };
-                self.status.transition(MemberState::Started, Some(MemberSubState::Follower), why, "votes and follows");
+                self.status.transition(
+                    MemberState::Started,
+                    Some(MemberSubState::Follower),
+                    why,
+                    "votes and follows",
+                );
             }
             Some(MemberRole::Learner) => {
                 let learner = Some(MemberSubState::Learner);
-                self.status.transition(MemberState::Starting, learner, reason::JOINED_AS_LEARNER, "catches up");
+                self.status.transition(
+                    MemberState::Starting,
+                    learner,
+                    reason::JOINED_AS_LEARNER,
+                    "catches up",
+                );
             }
             // No leader is known: the member waits for a quorum, which the condition tells.
             _ => {}
         }
         let (serves, reason, message) = match role {
-            Some(MemberRole::Learner) => (ConditionStatus::False, conditions::member::LEARNER, "catches up with the leader"),
-            Some(_) => (ConditionStatus::True, conditions::member::SERVING, "etcd answers, and knows its leader"),
-            None => (ConditionStatus::False, "NoLeader", "etcd answers, and knows no leader: a quorum is missing"),
+            Some(MemberRole::Learner) => (
+                ConditionStatus::False,
+                conditions::member::LEARNER,
+                "catches up with the leader",
+            ),
+            Some(_) => (
+                ConditionStatus::True,
+                conditions::member::SERVING,
+                "etcd answers, and knows its leader",
+            ),
+            None => (
+                ConditionStatus::False,
+                "NoLeader",
+                "etcd answers, and knows no leader: a quorum is missing",
+            ),
         };
-        self.status.condition(conditions::member::READY, serves, reason, message);
+        self.status
+            .condition(conditions::member::READY, serves, reason, message);
     }
 }
 
@@ -202,7 +255,9 @@ fn update_sizes(status: &mut EtcdMemberStatus, answer: &StatusResponse) {
     let size = u64::try_from(answer.db_size()).unwrap_or(0);
     let in_use = u64::try_from(answer.raft_used_db_size()).unwrap_or(0);
     for (published, size) in [(&mut status.db_size, size), (&mut status.db_size_in_use, in_use)] {
-        let known = published.as_ref().and_then(|quantity| quantity::bytes(quantity).ok());
+        let known = published
+            .as_ref()
+            .and_then(|quantity| quantity::bytes(quantity).ok());
         if known.is_none_or(|known| moved(known, size)) {
             *published = Some(quantity::from_bytes(rounded(size)));
         }

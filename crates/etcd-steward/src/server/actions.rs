@@ -31,21 +31,28 @@ impl Api {
     ) -> Result<watch::Receiver<Operation>, Refusal> {
         check_request_id(request_id)?;
         if is_final && kind == Kind::Delta {
-            return Err(Refusal::Invalid("final", "only a full snapshot can be final".to_owned()));
+            return Err(Refusal::Invalid(
+                "final",
+                "only a full snapshot can be final".to_owned(),
+            ));
         }
-        let Some(backups) = self.backups.clone() else { return Err(Refusal::NoStore) };
+        let Some(backups) = self.backups.clone() else {
+            return Err(Refusal::NoStore);
+        };
         if backups.orders.borrow().is_none() {
             return Err(Refusal::NotOwner(self.owner_url().await));
         }
-        Ok(self.operations.start("CreateSnapshot", request_id, |_| async move {
-            match backups.take(kind, is_final).await {
-                Ok(stored) => Ok(operation::Result::Snapshot(SnapshotResult {
-                    skipped: stored.is_none(),
-                    snapshot: stored.as_ref().map(snapshot),
-                })),
-                Err(error) => Err(Failure::from(&error)),
-            }
-        }))
+        Ok(self
+            .operations
+            .start("CreateSnapshot", request_id, |_| async move {
+                match backups.take(kind, is_final).await {
+                    Ok(stored) => Ok(operation::Result::Snapshot(SnapshotResult {
+                        skipped: stored.is_none(),
+                        snapshot: stored.as_ref().map(snapshot),
+                    })),
+                    Err(error) => Err(Failure::from(&error)),
+                }
+            }))
     }
 
     /// Starts to defragment all members.
@@ -56,17 +63,26 @@ impl Api {
     ) -> Result<watch::Receiver<Operation>, Refusal> {
         check_request_id(request_id)?;
         if min_reclaimable < 0 {
-            return Err(Refusal::Invalid("minReclaimableBytes", format!("{min_reclaimable} is negative")));
+            return Err(Refusal::Invalid(
+                "minReclaimableBytes",
+                format!("{min_reclaimable} is negative"),
+            ));
         }
         let connector = self.connector.clone();
         Ok(self.operations.start("Defragment", request_id, |run| async move {
             let result = maintenance::defragment(&connector, min_reclaimable, &run).await;
-            result.map(operation::Result::Defragment).map_err(|error| Failure::from(&error))
+            result
+                .map(operation::Result::Defragment)
+                .map_err(|error| Failure::from(&error))
         }))
     }
 
     /// Starts to compact the history.
-    pub fn start_compaction(&self, revision: i64, request_id: &str) -> Result<watch::Receiver<Operation>, Refusal> {
+    pub fn start_compaction(
+        &self,
+        revision: i64,
+        request_id: &str,
+    ) -> Result<watch::Receiver<Operation>, Refusal> {
         check_request_id(request_id)?;
         if revision < 0 {
             return Err(Refusal::Invalid("revision", format!("{revision} is negative")));
@@ -74,14 +90,19 @@ impl Api {
         let connector = self.connector.clone();
         Ok(self.operations.start("Compact", request_id, |_| async move {
             let result = maintenance::compact(&connector, revision).await;
-            result.map(operation::Result::Compact).map_err(|error| Failure::from(&error))
+            result
+                .map(operation::Result::Compact)
+                .map_err(|error| Failure::from(&error))
         }))
     }
 }
 
 fn check_request_id(request_id: &str) -> Result<(), Refusal> {
     if request_id.len() > MAX_REQUEST_ID {
-        return Err(Refusal::Invalid("requestId", format!("longer than {MAX_REQUEST_ID} characters")));
+        return Err(Refusal::Invalid(
+            "requestId",
+            format!("longer than {MAX_REQUEST_ID} characters"),
+        ));
     }
     Ok(())
 }
@@ -97,7 +118,9 @@ pub fn snapshot(stored: &StoredSnapshot) -> Snapshot {
         name: stored.name.to_string(),
         start_revision: stored.name.start_revision,
         end_revision: stored.name.last_revision,
-        create_time: std::time::SystemTime::try_from(stored.name.created_on).ok().map(Into::into),
+        create_time: std::time::SystemTime::try_from(stored.name.created_on)
+            .ok()
+            .map(Into::into),
         size_bytes: i64::try_from(stored.object.size).unwrap_or(i64::MAX),
         r#final: stored.name.is_final,
     }

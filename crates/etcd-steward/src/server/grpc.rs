@@ -1,6 +1,6 @@
 //! The gRPC face of the API.
 
-use std::{pin::Pin, time::Duration};
+use std::{collections::HashMap, pin::Pin, time::Duration};
 
 use etcd_client::Member as EtcdMember;
 use futures::{Stream, StreamExt as _};
@@ -9,12 +9,14 @@ use snapstore::Kind;
 use steward_proto::{
     FILE_DESCRIPTOR_SET,
     v1::{
-        CancelOperationRequest, CancelOperationResponse, CompactRequest, CompactResponse, CreateSnapshotRequest,
-        CreateSnapshotResponse, DefragmentRequest, DefragmentResponse, GetBackupStatusRequest, GetBackupStatusResponse,
-        GetLatestSnapshotsRequest, GetLatestSnapshotsResponse, GetMemberRequest, GetMemberResponse, GetOperationRequest,
-        GetOperationResponse, ListMembersRequest, ListMembersResponse, ListOperationsRequest, ListOperationsResponse,
-        ListSnapshotsRequest, ListSnapshotsResponse, Member, MemberRole, Operation, OperationError, SnapshotType,
-        WaitOperationRequest, WaitOperationResponse, WatchOperationRequest, WatchOperationResponse,
+        CancelOperationRequest, CancelOperationResponse, CompactRequest, CompactResponse,
+        CreateSnapshotRequest, CreateSnapshotResponse, DefragmentRequest, DefragmentResponse,
+        GetBackupStatusRequest, GetBackupStatusResponse, GetLatestSnapshotsRequest,
+        GetLatestSnapshotsResponse, GetMemberRequest, GetMemberResponse, GetOperationRequest,
+        GetOperationResponse, ListMembersRequest, ListMembersResponse, ListOperationsRequest,
+        ListOperationsResponse, ListSnapshotsRequest, ListSnapshotsResponse, Member, MemberRole, Operation,
+        OperationError, SnapshotType, WaitOperationRequest, WaitOperationResponse, WatchOperationRequest,
+        WatchOperationResponse,
         maintenance_service_server::{MaintenanceService, MaintenanceServiceServer},
         members_service_server::{MembersService, MembersServiceServer},
         operations_service_server::{OperationsService, OperationsServiceServer},
@@ -76,12 +78,19 @@ async fn outcome(operation: watch::Receiver<Operation>, asynchronous: bool) -> R
 }
 
 fn failed(error: &OperationError) -> Status {
-    let code = if error.retryable { Code::Unavailable } else { Code::FailedPrecondition };
+    let code = if error.retryable {
+        Code::Unavailable
+    } else {
+        Code::FailedPrecondition
+    };
     with_reason(code, &error.message, &error.reason, &[])
 }
 
 fn with_reason(code: Code, message: &str, reason: &str, metadata: &[(&str, &str)]) -> Status {
-    let metadata = metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    let metadata: HashMap<String, String> = metadata
+        .iter()
+        .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+        .collect();
     let mut details = ErrorDetails::new();
     details.set_error_info(reason, DOMAIN, metadata);
     Status::with_error_details(code, message, details)
@@ -94,12 +103,15 @@ impl From<Refusal> for Status {
             Refusal::Invalid(parameter, what) => {
                 let mut details = ErrorDetails::new();
                 details.add_bad_request_violation(*parameter, what.clone());
-                details.set_error_info(refusal.reason(), DOMAIN, std::collections::HashMap::new());
+                details.set_error_info(refusal.reason(), DOMAIN, HashMap::new());
                 Self::with_error_details(Code::InvalidArgument, message, details)
             }
-            Refusal::NotOwner(Some(url)) => {
-                with_reason(Code::FailedPrecondition, &message, refusal.reason(), &[("owner", url)])
-            }
+            Refusal::NotOwner(Some(url)) => with_reason(
+                Code::FailedPrecondition,
+                &message,
+                refusal.reason(),
+                &[("owner", url)],
+            ),
             Refusal::NotOwner(None) => with_reason(Code::Unavailable, &message, refusal.reason(), &[]),
             Refusal::NoStore => with_reason(Code::FailedPrecondition, &message, refusal.reason(), &[]),
         }
@@ -107,7 +119,11 @@ impl From<Refusal> for Status {
 }
 
 fn of_store(error: &snapstore::Error) -> Status {
-    let code = if error.is_retryable() { Code::Unavailable } else { Code::FailedPrecondition };
+    let code = if error.is_retryable() {
+        Code::Unavailable
+    } else {
+        Code::FailedPrecondition
+    };
     with_reason(code, &chain(error), error.reason(), &[])
 }
 
@@ -116,7 +132,12 @@ fn of_etcd(error: &EtcdError) -> Status {
 }
 
 fn unknown(id: &str) -> Status {
-    with_reason(Code::NotFound, &format!("no operation {id:?}: it is forgotten, or another steward's"), "NotFound", &[])
+    with_reason(
+        Code::NotFound,
+        &format!("no operation {id:?}: it is forgotten, or another steward's"),
+        "NotFound",
+        &[],
+    )
 }
 
 #[tonic::async_trait]
@@ -130,10 +151,16 @@ impl SnapshotsService for Api {
             SnapshotType::Full => Kind::Full,
             SnapshotType::Delta => Kind::Delta,
             SnapshotType::Unspecified => {
-                return Err(Refusal::Invalid("type", "say SNAPSHOT_TYPE_FULL or SNAPSHOT_TYPE_DELTA".to_owned()).into());
+                return Err(Refusal::Invalid(
+                    "type",
+                    "say SNAPSHOT_TYPE_FULL or SNAPSHOT_TYPE_DELTA".to_owned(),
+                )
+                .into());
             }
         };
-        let operation = self.start_snapshot(kind, request.r#final, &request.request_id).await?;
+        let operation = self
+            .start_snapshot(kind, request.r#final, &request.request_id)
+            .await?;
         let operation = Some(outcome(operation, request.r#async).await?);
         Ok(Response::new(CreateSnapshotResponse { operation }))
     }
@@ -175,14 +202,21 @@ impl SnapshotsService for Api {
                 .next_full
                 .and_then(|time| std::time::SystemTime::try_from(time).ok())
                 .map(Into::into),
-            error: known.failure.map(|(reason, message)| OperationError { reason, message, retryable: true }),
+            error: known.failure.map(|(reason, message)| OperationError {
+                reason,
+                message,
+                retryable: true,
+            }),
         }))
     }
 }
 
 #[tonic::async_trait]
 impl MaintenanceService for Api {
-    async fn defragment(&self, request: Request<DefragmentRequest>) -> Result<Response<DefragmentResponse>, Status> {
+    async fn defragment(
+        &self,
+        request: Request<DefragmentRequest>,
+    ) -> Result<Response<DefragmentResponse>, Status> {
         let request = request.into_inner();
         let operation = self.start_defragmentation(request.min_reclaimable_bytes, &request.request_id)?;
         let operation = Some(outcome(operation, request.r#async).await?);
@@ -204,11 +238,19 @@ impl MembersService for Api {
         let own = members.into_iter().find(|member| member.name == self.member);
         match own {
             Some(member) => Ok(Response::new(GetMemberResponse { member: Some(member) })),
-            None => Err(with_reason(Code::NotFound, "the cluster doesn't list this member", "NotListed", &[])),
+            None => Err(with_reason(
+                Code::NotFound,
+                "the cluster doesn't list this member",
+                "NotListed",
+                &[],
+            )),
         }
     }
 
-    async fn list_members(&self, _: Request<ListMembersRequest>) -> Result<Response<ListMembersResponse>, Status> {
+    async fn list_members(
+        &self,
+        _: Request<ListMembersRequest>,
+    ) -> Result<Response<ListMembersResponse>, Status> {
         let members = self.members().await.map_err(|error| of_etcd(&error))?;
         Ok(Response::new(ListMembersResponse { members }))
     }
@@ -220,7 +262,10 @@ impl Api {
         let mut client = self.connector.local().await?;
         let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
         let cluster_id = listed.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
-        let asked = listed.members().iter().map(|member| self.member_state(member, cluster_id));
+        let asked = listed
+            .members()
+            .iter()
+            .map(|member| self.member_state(member, cluster_id));
         let mut members = futures::future::join_all(asked).await;
         members.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(members)
@@ -283,7 +328,9 @@ impl OperationsService for Api {
         &self,
         _: Request<ListOperationsRequest>,
     ) -> Result<Response<ListOperationsResponse>, Status> {
-        Ok(Response::new(ListOperationsResponse { operations: self.operations.list() }))
+        Ok(Response::new(ListOperationsResponse {
+            operations: self.operations.list(),
+        }))
     }
 
     async fn wait_operation(
@@ -291,9 +338,16 @@ impl OperationsService for Api {
         request: Request<WaitOperationRequest>,
     ) -> Result<Response<WaitOperationResponse>, Status> {
         let request = request.into_inner();
-        let operation = self.operations.get(&request.id).ok_or_else(|| unknown(&request.id))?;
-        let limit = request.timeout.and_then(|timeout| Duration::try_from(timeout).ok());
-        Ok(Response::new(WaitOperationResponse { operation: Some(wait(operation, limit).await) }))
+        let operation = self
+            .operations
+            .get(&request.id)
+            .ok_or_else(|| unknown(&request.id))?;
+        let limit = request
+            .timeout
+            .and_then(|timeout| Duration::try_from(timeout).ok());
+        Ok(Response::new(WaitOperationResponse {
+            operation: Some(wait(operation, limit).await),
+        }))
     }
 
     async fn watch_operation(
@@ -304,8 +358,14 @@ impl OperationsService for Api {
         let operation = self.operations.get(&id).ok_or_else(|| unknown(&id))?;
         let mut over = false;
         let states = WatchStream::new(operation)
-            .take_while(move |operation| std::future::ready(!std::mem::replace(&mut over, is_done(operation))))
-            .map(|operation| Ok(WatchOperationResponse { operation: Some(operation) }));
+            .take_while(move |operation| {
+                std::future::ready(!std::mem::replace(&mut over, is_done(operation)))
+            })
+            .map(|operation| {
+                Ok(WatchOperationResponse {
+                    operation: Some(operation),
+                })
+            });
         Ok(Response::new(Box::pin(states)))
     }
 
@@ -315,7 +375,9 @@ impl OperationsService for Api {
     ) -> Result<Response<CancelOperationResponse>, Status> {
         let id = request.into_inner().id;
         let operation = self.operations.cancel(&id).ok_or_else(|| unknown(&id))?;
-        Ok(Response::new(CancelOperationResponse { operation: Some(operation) }))
+        Ok(Response::new(CancelOperationResponse {
+            operation: Some(operation),
+        }))
     }
 }
 

@@ -33,10 +33,18 @@ pub fn routes(api: Api) -> Router {
         .route("/operations", get(operations))
         .route("/operations/{id}", get(operation_by_id).delete(cancel))
         .fallback(|| async {
-            problem(StatusCode::NOT_FOUND, "NotFound", "no such path: see /operations, /snapshot/… and /maintenance/…")
+            problem(
+                StatusCode::NOT_FOUND,
+                "NotFound",
+                "no such path: see /operations, /snapshot/… and /maintenance/…",
+            )
         })
         .method_not_allowed_fallback(|| async {
-            problem(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", "this path doesn't take that method")
+            problem(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "MethodNotAllowed",
+                "this path doesn't take that method",
+            )
         })
         .with_state(api)
 }
@@ -73,9 +81,16 @@ async fn take(State(api): State<Api>, headers: &HeaderMap, parameters: Parsed, k
         Ok(parameters) => parameters,
         Err(response) => return response,
     };
-    let path = if kind == Kind::Full { "/snapshot/full" } else { "/snapshot/delta" };
+    let path = if kind == Kind::Full {
+        "/snapshot/full"
+    } else {
+        "/snapshot/delta"
+    };
     let query = if parameters.r#final { "?final=true" } else { "" };
-    match api.start_snapshot(kind, parameters.r#final, &parameters.request_id).await {
+    match api
+        .start_snapshot(kind, parameters.r#final, &parameters.request_id)
+        .await
+    {
         // The client follows with its method and its certificate.
         Err(Refusal::NotOwner(Some(owner))) => {
             let location = format!("{owner}{path}{query}");
@@ -107,15 +122,20 @@ async fn compact(State(api): State<Api>, headers: HeaderMap, parameters: Parsed)
 }
 
 async fn latest(State(api): State<Api>) -> Response {
-    let Some(backups) = &api.backups else { return refused(&Refusal::NoStore) };
+    let Some(backups) = &api.backups else {
+        return refused(&Refusal::NoStore);
+    };
     match backups.latest().await {
         Ok((full, deltas)) => {
             let deltas = (!deltas.is_empty()).then(|| deltas.iter().map(compatible).collect::<Vec<_>>());
-            Json(json!({"fullSnapshot": full.as_ref().map(compatible), "deltaSnapshots": deltas})).into_response()
+            Json(json!({"fullSnapshot": full.as_ref().map(compatible), "deltaSnapshots": deltas}))
+                .into_response()
         }
-        Err(error) => {
-            problem(StatusCode::BAD_GATEWAY, error.reason(), &operator::reconcile::chain(&error))
-        }
+        Err(error) => problem(
+            StatusCode::BAD_GATEWAY,
+            error.reason(),
+            &operator::reconcile::chain(&error),
+        ),
     }
 }
 
@@ -140,7 +160,9 @@ async fn cancel(State(api): State<Api>, Path(id): Path<String>) -> Response {
 
 /// Done by default; at once when the client prefers that.
 async fn answer(operation: watch::Receiver<Operation>, asynchronous: bool, headers: &HeaderMap) -> Response {
-    let prefers = headers.get("prefer").is_some_and(|value| value.as_bytes() == b"respond-async");
+    let prefers = headers
+        .get("prefer")
+        .is_some_and(|value| value.as_bytes() == b"respond-async");
     if asynchronous || prefers {
         let operation = operation.borrow().clone();
         let location = [(header::LOCATION, format!("/operations/{}", operation.id))];
@@ -149,7 +171,11 @@ async fn answer(operation: watch::Receiver<Operation>, asynchronous: bool, heade
     let operation = wait(operation, None).await;
     match (&operation.error, &operation.result) {
         (Some(error), _) => {
-            let status = if error.retryable { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::CONFLICT };
+            let status = if error.retryable {
+                StatusCode::SERVICE_UNAVAILABLE
+            } else {
+                StatusCode::CONFLICT
+            };
             problem(status, &error.reason, &error.message)
         }
         // As etcd-backup-restore answers: the snapshot, or null when there was nothing to save.
@@ -170,7 +196,11 @@ fn refused(refusal: &Refusal) -> Response {
 }
 
 fn unknown(id: &str) -> Response {
-    problem(StatusCode::NOT_FOUND, "NotFound", &format!("no operation {id:?}: it is forgotten, or another steward's"))
+    problem(
+        StatusCode::NOT_FOUND,
+        "NotFound",
+        &format!("no operation {id:?}: it is forgotten, or another steward's"),
+    )
 }
 
 /// RFC 9457, with the reason that conditions and events would use.
@@ -182,7 +212,12 @@ pub fn problem(status: StatusCode, reason: &str, detail: &str) -> Response {
         "reason": reason,
         "detail": detail,
     });
-    (status, [(header::CONTENT_TYPE, "application/problem+json")], body.to_string()).into_response()
+    (
+        status,
+        [(header::CONTENT_TYPE, "application/problem+json")],
+        body.to_string(),
+    )
+        .into_response()
 }
 
 /// A stored snapshot in the fields of etcd-backup-restore; the spelling of one of them is its own.
@@ -233,7 +268,8 @@ fn operation_json(operation: &Operation) -> Value {
     };
     let time = |time: Option<prost_types::Timestamp>| {
         let time = time.and_then(|time| std::time::SystemTime::try_from(time).ok());
-        time.and_then(|time| jiff::Timestamp::try_from(time).ok()).map(|time| time.to_string())
+        time.and_then(|time| jiff::Timestamp::try_from(time).ok())
+            .map(|time| time.to_string())
     };
     let result = match &operation.result {
         Some(operation::Result::Snapshot(result)) => {

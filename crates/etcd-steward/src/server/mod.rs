@@ -75,7 +75,10 @@ pub async fn serve(
     }
     let listener = TcpListener::bind(address).await?;
     info!(address = %listener.local_addr()?, ?security, "serving the API");
-    let router = grpc::routes(&api).into_axum_router().merge(http::routes(api)).layer(middleware::from_fn(authorize));
+    let router = grpc::routes(&api)
+        .into_axum_router()
+        .merge(http::routes(api))
+        .layer(middleware::from_fn(authorize));
     let connections = TaskTracker::new();
     loop {
         let (stream, peer) = tokio::select! {
@@ -164,7 +167,9 @@ async fn authorize(request: Request, next: Next) -> Response {
 }
 
 fn is_grpc(headers: &HeaderMap) -> bool {
-    headers.get(header::CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
+    headers
+        .get(header::CONTENT_TYPE)
+        .is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }
 
 impl Api {
@@ -173,7 +178,12 @@ impl Api {
         let mut client = self.connector.local().await.ok()?;
         let leader = client.status().await.ok()?.leader();
         let listed = client.member_list().await.ok()?;
-        let name = listed.members().iter().find(|member| member.id() == leader)?.name().to_owned();
+        let name = listed
+            .members()
+            .iter()
+            .find(|member| member.id() == leader)?
+            .name()
+            .to_owned();
         let member = self.cluster.members.iter().find(|member| member.name == name)?;
         Some(member.steward_url.clone())
     }

@@ -46,8 +46,14 @@ pub struct Run {
 impl Run {
     /// Tells how far it is.
     pub fn progress(&self, message: &str, done: i64, total: i64, unit: &str) {
-        let progress = Progress { message: message.to_owned(), done, total, unit: unit.to_owned() };
-        self.operation.send_modify(|operation| operation.progress = Some(progress));
+        let progress = Progress {
+            message: message.to_owned(),
+            done,
+            total,
+            unit: unit.to_owned(),
+        };
+        self.operation
+            .send_modify(|operation| operation.progress = Some(progress));
     }
 }
 
@@ -78,7 +84,11 @@ impl Operations {
         Fut: Future<Output = Result<operation::Result, Failure>> + Send + 'static,
     {
         let mut entries = self.entries();
-        if let Some(known) = entries.by_request.get(request_id).and_then(|id| entries.by_id.get(id)) {
+        if let Some(known) = entries
+            .by_request
+            .get(request_id)
+            .and_then(|id| entries.by_id.get(id))
+        {
             return known.operation.subscribe();
         }
         let id = format!("{:016x}", rand::random::<u64>());
@@ -94,7 +104,9 @@ impl Operations {
         let cancel = CancellationToken::new();
         info!(id, type_, request_id, "operation started");
         let span = info_span!("operation", id, type_);
-        let work = work(Run { operation: Arc::clone(&operation) });
+        let work = work(Run {
+            operation: Arc::clone(&operation),
+        });
         tokio::spawn(follow(work, Arc::clone(&operation), cancel.clone()).instrument(span));
         let receiver = operation.subscribe();
         entries.remember(id, request_id, Entry { operation, cancel });
@@ -103,14 +115,19 @@ impl Operations {
 
     /// One operation.
     pub fn get(&self, id: &str) -> Option<watch::Receiver<Operation>> {
-        self.entries().by_id.get(id).map(|entry| entry.operation.subscribe())
+        self.entries()
+            .by_id
+            .get(id)
+            .map(|entry| entry.operation.subscribe())
     }
 
     /// All that are remembered, newest first.
     pub fn list(&self) -> Vec<Operation> {
         let entries = self.entries();
         let newest_first = entries.order.iter().rev().filter_map(|id| entries.by_id.get(id));
-        newest_first.map(|entry| entry.operation.borrow().clone()).collect()
+        newest_first
+            .map(|entry| entry.operation.borrow().clone())
+            .collect()
     }
 
     /// Asks an operation to stop.
@@ -128,7 +145,9 @@ impl Operations {
 
 impl Entries {
     fn remember(&mut self, id: String, request_id: &str, entry: Entry) {
-        let oldest_kept = SystemTime::now().checked_sub(KEPT).unwrap_or(SystemTime::UNIX_EPOCH);
+        let oldest_kept = SystemTime::now()
+            .checked_sub(KEPT)
+            .unwrap_or(SystemTime::UNIX_EPOCH);
         let forgotten = |entries: &Self| {
             let entry = entries.order.front().and_then(|id| entries.by_id.get(id))?;
             let ended = entry.operation.borrow().end_time?;
@@ -165,7 +184,11 @@ async fn follow(
                 operation.result = Some(result);
             }
             Some(Err(failure)) => {
-                warn!(reason = failure.reason, message = failure.message, "operation failed");
+                warn!(
+                    reason = failure.reason,
+                    message = failure.message,
+                    "operation failed"
+                );
                 operation.state = OperationState::Failed.into();
                 operation.error = Some(OperationError {
                     reason: failure.reason,
@@ -225,7 +248,10 @@ mod tests {
         drop(first);
         let again = operations.start("Compact", "key", |_| async { panic!("the key is taken") });
         assert_eq!(again.borrow().id, id);
-        assert_eq!(wait(again, Some(Duration::from_millis(10))).await.state(), OperationState::Running);
+        assert_eq!(
+            wait(again, Some(Duration::from_millis(10))).await.state(),
+            OperationState::Running
+        );
         go.send(()).unwrap();
         let ended = wait(operations.get(&id).unwrap(), None).await;
         assert_eq!(ended.state(), OperationState::Succeeded);

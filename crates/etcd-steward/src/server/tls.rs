@@ -81,7 +81,11 @@ pub const CONTROLLER_URI: &str = "druid://controller/";
 impl Certificates {
     /// Certificates of one Etcd's stewards in `folder`.
     pub fn new(folder: PathBuf, namespace: &str, etcd: &str) -> Self {
-        Self { folder, own_uri: etcd_uri(namespace, etcd), current: Mutex::default() }
+        Self {
+            folder,
+            own_uri: etcd_uri(namespace, etcd),
+            current: Mutex::default(),
+        }
     }
 
     /// The certificates as they are now. When new ones can't be used, the old ones stay in use.
@@ -111,7 +115,13 @@ impl Certificates {
     fn fingerprint(&self) -> Fingerprint {
         let of = |file: &'static str| {
             let meta = std::fs::metadata(self.folder.join(file)).ok();
-            (file, (meta.as_ref().and_then(|m| m.modified().ok()), meta.map_or(0, |m| m.len())))
+            (
+                file,
+                (
+                    meta.as_ref().and_then(|m| m.modified().ok()),
+                    meta.map_or(0, |m| m.len()),
+                ),
+            )
         };
         MANAGED.into_iter().chain(BROUGHT).map(of).collect()
     }
@@ -128,7 +138,9 @@ impl Certificates {
         }
         let now = rustls::pki_types::UnixTime::now();
         match &loaded.brought_ca {
-            Some(ca) if ca.verify_client_cert(leaf, intermediates, now).is_ok() => Caller::Known(subject(leaf)),
+            Some(ca) if ca.verify_client_cert(leaf, intermediates, now).is_ok() => {
+                Caller::Known(subject(leaf))
+            }
             _ => Caller::Anonymous,
         }
     }
@@ -153,7 +165,10 @@ fn read(folder: &Path) -> Result<Loaded, TlsError> {
         .with_client_cert_verifier(verifier(roots, &ca)?)
         .with_cert_resolver(Arc::new(Resolver { managed, brought }));
     server.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    Ok(Loaded { server: Arc::new(server), brought_ca: brought_verifier })
+    Ok(Loaded {
+        server: Arc::new(server),
+        brought_ca: brought_verifier,
+    })
 }
 
 fn verifier(
@@ -193,11 +208,17 @@ fn pem_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErro
 }
 
 fn content(path: &Path) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+    std::fs::read(path).map_err(|source| TlsError::Read {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 fn invalid(path: &Path, message: &impl ToString) -> TlsError {
-    TlsError::Invalid { path: path.to_owned(), message: message.to_string() }
+    TlsError::Invalid {
+        path: path.to_owned(),
+        message: message.to_string(),
+    }
 }
 
 /// Chooses by the name that the client asks for: Druid's own clients ask for the managed one.
@@ -209,7 +230,9 @@ struct Resolver {
 
 impl ResolvesServerCert for Resolver {
     fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let druid = hello.server_name().is_some_and(|name| name.ends_with(".steward.druid.gardener.cloud"));
+        let druid = hello
+            .server_name()
+            .is_some_and(|name| name.ends_with(".steward.druid.gardener.cloud"));
         match &self.brought {
             Some(brought) if !druid => Some(Arc::clone(brought)),
             _ => Some(Arc::clone(&self.managed)),
@@ -218,8 +241,12 @@ impl ResolvesServerCert for Resolver {
 }
 
 fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
-    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else { return Vec::new() };
-    let Ok(Some(names)) = parsed.subject_alternative_name() else { return Vec::new() };
+    let Ok((_, parsed)) = X509Certificate::from_der(certificate) else {
+        return Vec::new();
+    };
+    let Ok(Some(names)) = parsed.subject_alternative_name() else {
+        return Vec::new();
+    };
     let names = names.value.general_names.iter();
     names
         .filter_map(|name| match name {
@@ -230,5 +257,7 @@ fn uris(certificate: &CertificateDer<'_>) -> Vec<String> {
 }
 
 fn subject(certificate: &CertificateDer<'_>) -> String {
-    X509Certificate::from_der(certificate).map(|(_, parsed)| parsed.subject().to_string()).unwrap_or_default()
+    X509Certificate::from_der(certificate)
+        .map(|(_, parsed)| parsed.subject().to_string())
+        .unwrap_or_default()
 }

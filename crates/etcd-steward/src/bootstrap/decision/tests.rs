@@ -13,34 +13,82 @@ const TABLE: &[Row] = &[
     (|e| e.data == Data::Unknown, Wait(Waiting::DataDirUnreadable)),
     (|e| e.data == Valid, Start),
     // Damaged data.
-    (|e| e.data == Invalid && e.place == Only && e.backups == Present, Restore),
-    (|e| e.data == Invalid && e.place == Only && e.backups == Absent, Refuse(Refusal::DataCorrupt)),
-    (|e| e.data == Invalid && e.place == Only && e.backups == NoStore, Refuse(Refusal::DataCorrupt)),
-    (|e| e.data == Invalid && e.place == Only && e.backups == Backups::Unknown, Wait(Waiting::StoreUnreachable)),
-    (|e| e.data == Invalid && e.place != Only && e.live == Unreachable, Wait(Waiting::PeersUnreachable)),
-    (|e| e.data == Invalid && e.place != Only && e.live == NotListed, Join),
-    (|e| e.data == Invalid && e.place != Only && e.live == Unstarted, Rejoin),
-    (|e| e.data == Invalid && e.place != Only && e.live == UnstartedLearner, StartAsLearner),
-    (|e| e.data == Invalid && e.place != Only && e.live == Started, Rejoin),
+    (
+        |e| e.data == Invalid && e.place == Only && e.backups == Present,
+        Restore,
+    ),
+    (
+        |e| e.data == Invalid && e.place == Only && e.backups == Absent,
+        Refuse(Refusal::DataCorrupt),
+    ),
+    (
+        |e| e.data == Invalid && e.place == Only && e.backups == NoStore,
+        Refuse(Refusal::DataCorrupt),
+    ),
+    (
+        |e| e.data == Invalid && e.place == Only && e.backups == Backups::Unknown,
+        Wait(Waiting::StoreUnreachable),
+    ),
+    (
+        |e| e.data == Invalid && e.place != Only && e.live == Unreachable,
+        Wait(Waiting::PeersUnreachable),
+    ),
+    (
+        |e| e.data == Invalid && e.place != Only && e.live == NotListed,
+        Join,
+    ),
+    (
+        |e| e.data == Invalid && e.place != Only && e.live == Unstarted,
+        Rejoin,
+    ),
+    (
+        |e| e.data == Invalid && e.place != Only && e.live == UnstartedLearner,
+        StartAsLearner,
+    ),
+    (
+        |e| e.data == Invalid && e.place != Only && e.live == Started,
+        Rejoin,
+    ),
     // No data, and a running cluster to ask.
     (|e| e.data == Missing && e.live == NotListed, Join),
-    (|e| e.data == Missing && e.live == UnstartedLearner, StartAsLearner),
+    (
+        |e| e.data == Missing && e.live == UnstartedLearner,
+        StartAsLearner,
+    ),
     (|e| e.data == Missing && e.live == Started, Rejoin),
     (|e| e.data == Missing && e.live == Unstarted && e.begun, Rejoin),
     (|e| e.data == Missing && e.live == Unstarted && !e.begun, Form),
     // No data, and nobody to ask.
     (|e| alone(e) && e.as_learner, Wait(Waiting::NoClusterToJoin)),
-    (|e| alone(e) && !e.as_learner && e.formation == Formation::Unknown, Wait(Waiting::RecordUnreadable)),
+    (
+        |e| alone(e) && !e.as_learner && e.formation == Formation::Unknown,
+        Wait(Waiting::RecordUnreadable),
+    ),
     (|e| formed(e) && e.place == Only && e.backups == Present, Restore),
-    (|e| formed(e) && e.place == Only && e.backups == Absent, Refuse(Refusal::DataLost)),
-    (|e| formed(e) && e.place == Only && e.backups == NoStore, Refuse(Refusal::DataLost)),
-    (|e| formed(e) && e.place == Only && e.backups == Backups::Unknown, Wait(Waiting::StoreUnreachable)),
+    (
+        |e| formed(e) && e.place == Only && e.backups == Absent,
+        Refuse(Refusal::DataLost),
+    ),
+    (
+        |e| formed(e) && e.place == Only && e.backups == NoStore,
+        Refuse(Refusal::DataLost),
+    ),
+    (
+        |e| formed(e) && e.place == Only && e.backups == Backups::Unknown,
+        Wait(Waiting::StoreUnreachable),
+    ),
     (|e| formed(e) && e.place != Only, Wait(Waiting::PeersUnreachable)),
     (|e| fresh(e) && e.backups == Absent, Form),
     (|e| fresh(e) && e.backups == NoStore, Form),
-    (|e| fresh(e) && e.backups == Backups::Unknown, Wait(Waiting::StoreUnreachable)),
+    (
+        |e| fresh(e) && e.backups == Backups::Unknown,
+        Wait(Waiting::StoreUnreachable),
+    ),
     (|e| fresh(e) && e.place != Other && e.backups == Present, Restore),
-    (|e| fresh(e) && e.place == Other && e.backups == Present, Wait(Waiting::FirstMemberRestoring)),
+    (
+        |e| fresh(e) && e.place == Other && e.backups == Present,
+        Wait(Waiting::FirstMemberRestoring),
+    ),
 ];
 
 fn alone(e: &Evidence) -> bool {
@@ -62,8 +110,18 @@ fn all() -> Vec<Evidence> {
             for live in [Unreachable, NotListed, Unstarted, UnstartedLearner, Started] {
                 for backups in [NoStore, Absent, Present, Backups::Unknown] {
                     for place in [Only, First, Other] {
-                        for (begun, as_learner) in [(false, false), (false, true), (true, false), (true, true)] {
-                            all.push(Evidence { data, formation, begun, live, backups, place, as_learner });
+                        for (begun, as_learner) in
+                            [(false, false), (false, true), (true, false), (true, true)]
+                        {
+                            all.push(Evidence {
+                                data,
+                                formation,
+                                begun,
+                                live,
+                                backups,
+                                place,
+                                as_learner,
+                            });
                         }
                     }
                 }
@@ -95,12 +153,24 @@ fn hard_rules() {
         if decision == Form {
             assert!(e.data == Missing, "nothing is formed over data: {e:?}");
             let asked_to_found = e.live == Unstarted && !e.begun;
-            assert!(e.formation == Never || asked_to_found, "a formed cluster is never formed anew: {e:?}");
-            assert!(asked_to_found || matches!(e.backups, Absent | NoStore), "backups are not ignored: {e:?}");
+            assert!(
+                e.formation == Never || asked_to_found,
+                "a formed cluster is never formed anew: {e:?}"
+            );
+            assert!(
+                asked_to_found || matches!(e.backups, Absent | NoStore),
+                "backups are not ignored: {e:?}"
+            );
         }
         if decision == Restore {
-            assert!(e.backups == Present && e.place != Other && e.data != Valid, "{e:?}");
-            assert!(e.place == Only || e.live == Unreachable, "no restore beside a running cluster: {e:?}");
+            assert!(
+                e.backups == Present && e.place != Other && e.data != Valid,
+                "{e:?}"
+            );
+            assert!(
+                e.place == Only || e.live == Unreachable,
+                "no restore beside a running cluster: {e:?}"
+            );
         }
         if e.data == Valid {
             assert_eq!(decision, Start, "good data is used: {e:?}");

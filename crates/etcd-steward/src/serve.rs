@@ -1,0 +1,325 @@
+//! `serve`: puts the parts of the steward together and runs them until it is told to stop.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context as _, bail};
+use api::{
+    steward::{ClusterMember, StewardConfig, etcd_file},
+    v1alpha1::EtcdMemberStatus,
+};
+use operator::{
+    metrics::Metrics as Registry,
+    reconcile::chain,
+    server::{self as health, Readiness},
+    telemetry,
+};
+use snapstore::{SnapStore, StoreConfig};
+use steward_proto::v1::bootstrap_service_server::BootstrapServiceServer;
+use tokio::{
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+    time::sleep,
+};
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{error, info, warn};
+
+use crate::{
+    backup::{Backups, Owner, Settings},
+    bootstrap::{Bootstrap, evidence::Scene, session::Sessions},
+    config::{self, Args},
+    etcd::{Connector, host_port},
+    member::{Status, kubernetes::Kubernetes, monitor::Monitor},
+    metrics::Metrics,
+    server::{self, Api, Security, operations::Operations, tls::Certificates},
+};
+
+/// How long the parts may take to end.
+const DRAIN: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_secs(2);
+
+/// Runs the steward.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let _telemetry = telemetry::init("etcd-steward", &args.telemetry())?;
+    let (config, member) = args.read()?;
+    info!(
+        etcd = config.cluster.name,
+        namespace = config.cluster.namespace,
+        member = member.name,
+        "starting"
+    );
+    let shutdown = stop_on_signal_or_change(&args)?;
+    let tasks = TaskTracker::new();
+    Steward {
+        args,
+        config,
+        member,
+        shutdown: shutdown.clone(),
+        tasks: tasks.clone(),
+    }
+    .start()
+    .await?;
+    shutdown.cancelled().await;
+    tasks.close();
+    if tokio::time::timeout(DRAIN, tasks.wait()).await.is_err() {
+        warn!("some parts didn't end within {DRAIN:?}");
+    }
+    Ok(())
+}
+
+struct Steward {
+    args: Args,
+    config: StewardConfig,
+    member: ClusterMember,
+    shutdown: CancellationToken,
+    tasks: TaskTracker,
+}
+
+impl Steward {
+    async fn start(self) -> anyhow::Result<()> {
+        let registry = Registry::default();
+        let metrics = Metrics::new(&registry);
+        metrics.set_cluster_size(self.config.cluster.members.len());
+        let address = operator::config::Server {
+            bind_address: self.args.listen_health.ip().to_string(),
+            port: self.args.listen_health.port(),
+        };
+        health::serve(&address, Readiness::default(), registry, self.shutdown.clone()).await?;
+
+        let (kubernetes, known) = self.kubernetes().await?;
+        let status = Status::new(known);
+        status.update(|status| {
+            status.member_name = Some(self.member.name.clone());
+            status.role = None;
+        });
+        let connector = self.connector()?;
+        let store = self.store()?;
+        let sessions = Sessions::new(Bootstrap {
+            scene: Scene {
+                cluster: Arc::new(self.config.cluster.clone()),
+                member: self.member.clone(),
+                volume: self.args.volume.clone(),
+                data_dir: self.args.data_dir.clone(),
+                temp: self.args.temp.clone(),
+                connector: connector.clone(),
+                kubernetes: kubernetes.clone(),
+                store: store.clone(),
+                status: status.clone(),
+                metrics: metrics.clone(),
+            },
+            config_file: self.args.config.join(etcd_file(&self.member.name)),
+        });
+        let monitor = Monitor::new(
+            connector.clone(),
+            status.clone(),
+            self.config.cluster.peer_tls,
+            sessions.running(),
+        );
+        if let Some(kubernetes) = &kubernetes {
+            self.publish(kubernetes, &status, &monitor)?;
+        }
+        self.tasks.spawn(monitor.run(self.shutdown.clone()));
+        let backups = match store {
+            Some(store) => Some(self.own_backups(store, &connector, &status, kubernetes, metrics)?),
+            None => None,
+        };
+        self.serve_launcher(sessions)?;
+        self.serve_api(connector, backups);
+        Ok(())
+    }
+
+    /// The Kubernetes API, and what was published there before.
+    async fn kubernetes(&self) -> anyhow::Result<(Option<Kubernetes>, EtcdMemberStatus)> {
+        if self.args.no_kubernetes {
+            return Ok((None, EtcdMemberStatus::default()));
+        }
+        let client = kube::Client::try_default()
+            .await
+            .context("make a Kubernetes client")?;
+        let cluster = &self.config.cluster;
+        let kubernetes = Kubernetes::new(client, cluster, &self.member.name, &self.args.pod_name);
+        loop {
+            match kubernetes.own().await {
+                Ok(own) => {
+                    return Ok((
+                        Some(kubernetes),
+                        own.and_then(|own| own.status).unwrap_or_default(),
+                    ));
+                }
+                Err(error) => warn!(
+                    error = chain(&error),
+                    "failed to read this member's EtcdMember, trying again"
+                ),
+            }
+            tokio::select! {
+                () = sleep(RETRY) => {}
+                () = self.shutdown.cancelled() => bail!("told to stop before the Kubernetes API answered"),
+            }
+        }
+    }
+
+    fn connector(&self) -> anyhow::Result<Connector> {
+        let cluster = &self.config.cluster;
+        let url = self
+            .member
+            .client_urls
+            .first()
+            .context("the member has no client URL")?;
+        let port = host_port(url).and_then(|address| address.rsplit(':').next().map(str::to_owned));
+        let port = port.with_context(|| format!("no port in client URL {url}"))?;
+        let scheme = if cluster.client_tls { "https" } else { "http" };
+        Ok(Connector {
+            tls: cluster.client_tls.then(|| self.args.etcd_tls.clone()),
+            local_name: api::names::local_host(&cluster.name),
+            local_url: format!("{scheme}://127.0.0.1:{port}"),
+        })
+    }
+
+    fn store(&self) -> anyhow::Result<Option<Arc<dyn SnapStore>>> {
+        let Some(spec) = &self.config.backup.store else {
+            return Ok(None);
+        };
+        let Some(provider) = spec.provider.as_deref().filter(|provider| !provider.is_empty()) else {
+            return Ok(None);
+        };
+        let container = spec.container.clone().unwrap_or_default();
+        let mut config = StoreConfig::new(provider.parse()?, container, spec.prefix.clone());
+        config.endpoint.clone_from(&spec.endpoint_override);
+        // Whoever writes http:// into the Etcd has said so.
+        config.allow_http = spec
+            .endpoint_override
+            .as_deref()
+            .is_some_and(|url| url.starts_with("http://"));
+        if config.allow_http {
+            warn!(
+                endpoint = config.endpoint,
+                "backups travel unencrypted: the store's endpoint is plain http"
+            );
+        }
+        Ok(Some(config.open()?))
+    }
+
+    fn publish(&self, kubernetes: &Kubernetes, status: &Status, monitor: &Monitor) -> anyhow::Result<()> {
+        let every = match &self.config.heartbeat {
+            Some(heartbeat) => heartbeat.parse()?,
+            None => Duration::from_secs(10),
+        };
+        let (kubernetes, status, alive) = (kubernetes.clone(), status.clone(), monitor.alive());
+        let shutdown = self.shutdown.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = kubernetes.heartbeat(every, alive, status.clone()) => {}
+                () = kubernetes.publish(status, shutdown.clone()) => {}
+                () = shutdown.cancelled() => {}
+            }
+        });
+        Ok(())
+    }
+
+    fn own_backups(
+        &self,
+        store: Arc<dyn SnapStore>,
+        connector: &Connector,
+        status: &Status,
+        kubernetes: Option<Kubernetes>,
+        metrics: Metrics,
+    ) -> anyhow::Result<Backups> {
+        let settings = Settings::new(&self.config.backup, self.args.temp.clone())?;
+        let (owner, backups) = Owner::new(
+            store,
+            settings,
+            connector.clone(),
+            status.clone(),
+            kubernetes,
+            metrics,
+        );
+        self.tasks.spawn(owner.run(self.shutdown.clone()));
+        Ok(backups)
+    }
+
+    /// Serves the launcher on a socket that only this pod's containers reach.
+    fn serve_launcher(&self, sessions: Sessions) -> anyhow::Result<()> {
+        // A socket that an earlier process left would refuse everyone.
+        if std::path::Path::new(&self.args.socket).exists() {
+            std::fs::remove_file(&self.args.socket).context("remove the old socket")?;
+        }
+        let listener = UnixListener::bind(&self.args.socket)
+            .with_context(|| format!("listen on {} for the launcher", self.args.socket))?;
+        let shutdown = self.shutdown.clone();
+        self.tasks.spawn(async move {
+            let served = tonic::transport::Server::builder()
+                .add_service(BootstrapServiceServer::new(sessions))
+                .serve_with_incoming_shutdown(
+                    UnixListenerStream::new(listener),
+                    shutdown.clone().cancelled_owned(),
+                );
+            tokio::select! {
+                result = served => if let Err(error) = result {
+                    error!(error = chain(&error), "serving the launcher failed");
+                    shutdown.cancel();
+                },
+                // The launcher holds its session open for ever: it must not hold up the end.
+                () = async { shutdown.cancelled().await; sleep(Duration::from_millis(100)).await } => {}
+            }
+        });
+        Ok(())
+    }
+
+    fn serve_api(&self, connector: Connector, backups: Option<Backups>) {
+        let cluster = &self.config.cluster;
+        let port = u16::try_from(self.config.backup.port()).unwrap_or_default();
+        let address = self.args.listen.unwrap_or_else(|| ([0, 0, 0, 0], port).into());
+        let security = if self.args.insecure_api {
+            Security::Loopback
+        } else {
+            let folder = self.args.steward_tls.clone();
+            Security::MutualTls(Arc::new(Certificates::new(
+                folder,
+                &cluster.namespace,
+                &cluster.name,
+            )))
+        };
+        let api = Api {
+            cluster: Arc::new(cluster.clone()),
+            member: self.member.name.clone(),
+            connector,
+            backups,
+            operations: Operations::default(),
+        };
+        let shutdown = self.shutdown.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = server::serve(address, api, security, shutdown.clone()).await {
+                error!("serving the API failed: {error:#}");
+                shutdown.cancel();
+            }
+        });
+    }
+}
+
+/// Ends the steward on a signal, and when its configuration changes: it is started anew, and etcd goes on meanwhile.
+fn stop_on_signal_or_change(args: &Args) -> anyhow::Result<CancellationToken> {
+    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let token = CancellationToken::new();
+    let folder = args.config.clone();
+    // A thread of its own: it blocks until the end of the process, which must not wait for it.
+    let (sender, change) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || sender.send(config::changed(&folder)));
+    tokio::spawn({
+        let token = token.clone();
+        async move {
+            tokio::select! {
+                _ = term.recv() => info!("SIGTERM: stopping"),
+                _ = int.recv() => info!("SIGINT: stopping"),
+                Ok(watched) = change => match watched {
+                    Ok(()) => info!("the configuration has changed: stopping, to be started with the new one"),
+                    Err(error) => {
+                        warn!(%error, "the configuration can't be watched: changes need a restart");
+                        term.recv().await;
+                    }
+                },
+            }
+            token.cancel();
+        }
+    });
+    Ok(token)
+}
