@@ -1,12 +1,13 @@
 //! `serve`: puts the parts of the steward together and runs them until it is told to stop.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use api::{
     steward::{ClusterMember, StewardConfig, etcd_file},
     v1alpha1::EtcdMemberStatus,
 };
+use futures::FutureExt as _;
 use operator::{
     metrics::Metrics as Registry,
     reconcile::chain,
@@ -76,6 +77,17 @@ struct Steward {
 }
 
 impl Steward {
+    /// Runs a part of the steward. One that panics takes all down: half a steward would be trusted like a whole one.
+    fn part(&self, work: impl Future<Output = ()> + Send + 'static) {
+        let shutdown = self.shutdown.clone();
+        self.tasks.spawn(async move {
+            if AssertUnwindSafe(work).catch_unwind().await.is_err() {
+                error!("a part of the steward panicked: stopping, to be started anew");
+                shutdown.cancel();
+            }
+        });
+    }
+
     async fn start(self) -> anyhow::Result<()> {
         let registry = Registry::default();
         let metrics = Metrics::new(&registry);
@@ -118,7 +130,7 @@ impl Steward {
         if let Some(kubernetes) = &kubernetes {
             self.publish(kubernetes, &status, &monitor)?;
         }
-        self.tasks.spawn(monitor.run(self.shutdown.clone()));
+        self.part(monitor.run(self.shutdown.clone()));
         let backups = match store {
             Some(store) => Some(self.own_backups(store, &connector, &status, kubernetes, metrics)?),
             None => None,
@@ -206,7 +218,7 @@ impl Steward {
         };
         let (kubernetes, status, alive) = (kubernetes.clone(), status.clone(), monitor.alive());
         let shutdown = self.shutdown.clone();
-        self.tasks.spawn(async move {
+        self.part(async move {
             tokio::select! {
                 () = kubernetes.heartbeat(every, alive, status.clone()) => {}
                 () = kubernetes.publish(status, shutdown.clone()) => {}
@@ -233,7 +245,7 @@ impl Steward {
             kubernetes,
             metrics,
         );
-        self.tasks.spawn(owner.run(self.shutdown.clone()));
+        self.part(owner.run(self.shutdown.clone()));
         Ok(backups)
     }
 
@@ -246,7 +258,7 @@ impl Steward {
         let listener = UnixListener::bind(&self.args.socket)
             .with_context(|| format!("listen on {} for the launcher", self.args.socket))?;
         let shutdown = self.shutdown.clone();
-        self.tasks.spawn(async move {
+        self.part(async move {
             let served = tonic::transport::Server::builder()
                 .add_service(BootstrapServiceServer::new(sessions))
                 .serve_with_incoming_shutdown(
@@ -287,7 +299,7 @@ impl Steward {
             operations: Operations::default(),
         };
         let shutdown = self.shutdown.clone();
-        self.tasks.spawn(async move {
+        self.part(async move {
             if let Err(error) = server::serve(address, api, security, shutdown.clone()).await {
                 error!("serving the API failed: {error:#}");
                 shutdown.cancel();

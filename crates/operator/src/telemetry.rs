@@ -1,5 +1,7 @@
 //! Logs to standard output as JSON or text, and traces to an OTLP endpoint when one is configured.
 
+use std::io::IsTerminal as _;
+
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_otlp::WithExportConfig as _;
 use opentelemetry_sdk::{Resource, trace::SdkTracerProvider};
@@ -51,7 +53,9 @@ pub fn init(service: &'static str, config: &Telemetry) -> Result<Guard, Telemetr
         filter: config.log_filter.clone(),
         source,
     })?;
-    let logs = tracing_subscriber::fmt::layer().with_target(true);
+    let logs = tracing_subscriber::fmt::layer()
+        .with_target(true)
+        .with_ansi(std::io::stdout().is_terminal());
     let logs = match config.log_format {
         LogFormat::Json => logs
             .json()

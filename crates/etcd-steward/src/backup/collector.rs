@@ -19,7 +19,7 @@ const LARGEST_MESSAGE: usize = i32::MAX as usize;
 
 /// A finished delta.
 #[derive(Debug, Clone)]
-pub struct Delta {
+pub(super) struct Delta {
     /// The compressed object.
     pub bytes: bytes::Bytes,
     /// First revision that it covers: the one after the snapshot before.
@@ -29,7 +29,7 @@ pub struct Delta {
 }
 
 /// The watch, and the events since the last delta.
-pub struct Collector {
+pub(super) struct Collector {
     client: Client,
     stream: WatchStream,
     compression: Compression,
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Collector {
 
 impl Collector {
     /// Watches everything after `base`.
-    pub async fn open(
+    pub(super) async fn open(
         connector: &Connector,
         base: i64,
         compression: Compression,
@@ -72,7 +72,7 @@ impl Collector {
     }
 
     /// Waits for the next events. Safe to be dropped at any time: an answer is taken whole or not at all.
-    pub async fn next(&mut self) -> Result<WatchResponse, BackupError> {
+    pub(super) async fn next(&mut self) -> Result<WatchResponse, BackupError> {
         match self.stream.message().await {
             Ok(Some(answer)) if answer.compact_revision() > 0 => {
                 Err(BackupError::Compacted(answer.compact_revision()))
@@ -91,7 +91,7 @@ impl Collector {
     }
 
     /// Adds the events of an answer. An answer holds whole revisions, so that a delta never splits one.
-    pub async fn add(&mut self, answer: &WatchResponse) -> Result<(), BackupError> {
+    pub(super) async fn add(&mut self, answer: &WatchResponse) -> Result<(), BackupError> {
         for event in answer.events() {
             let Some(kv) = event.kv() else { continue };
             // A full snapshot may have covered it meanwhile.
@@ -157,17 +157,17 @@ impl Collector {
     }
 
     /// Uncompressed bytes of the events since the last delta.
-    pub fn len(&self) -> u64 {
+    pub(super) fn len(&self) -> u64 {
         self.encoder.as_ref().map_or(0, Encoder::len)
     }
 
     /// Last revision that was collected.
-    pub fn last(&self) -> i64 {
+    pub(super) fn last(&self) -> i64 {
         self.last
     }
 
     /// Finishes the delta of what was collected; `None` when that is nothing.
-    pub fn cut(&mut self) -> Result<Option<Delta>, BackupError> {
+    pub(super) fn cut(&mut self) -> Result<Option<Delta>, BackupError> {
         let Some(encoder) = self.encoder.take() else {
             return Ok(None);
         };
@@ -183,7 +183,7 @@ impl Collector {
     }
 
     /// A full snapshot at `revision` is stored: what it covers is forgotten, if that is all that was collected.
-    pub fn covered(&mut self, revision: i64) -> bool {
+    pub(super) fn covered(&mut self, revision: i64) -> bool {
         if self.last > revision {
             return false;
         }

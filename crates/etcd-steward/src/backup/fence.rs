@@ -9,14 +9,14 @@ use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call};
 
 /// A term in which this member led.
 #[derive(Debug, Clone)]
-pub struct Fence {
+pub(super) struct Fence {
     connector: Connector,
     term: u64,
 }
 
 impl Fence {
     /// Finds out the term, if this member leads.
-    pub async fn begin(connector: &Connector) -> Result<Self, BackupError> {
+    pub(super) async fn begin(connector: &Connector) -> Result<Self, BackupError> {
         let (term, _) = confirm(connector).await?;
         Ok(Self {
             connector: connector.clone(),
@@ -25,7 +25,7 @@ impl Fence {
     }
 
     /// Fails unless this member still leads in the same term. Returns the cluster's revision.
-    pub async fn check(&self) -> Result<i64, BackupError> {
+    pub(super) async fn check(&self) -> Result<i64, BackupError> {
         let (term, revision) = confirm(&self.connector).await?;
         if term == self.term {
             Ok(revision)

@@ -24,7 +24,7 @@ const WINDOW: usize = 16;
 
 /// A checked snapshot in the scratch space, which is freed when this is dropped.
 #[derive(Debug)]
-pub struct Spooled {
+pub(super) struct Spooled {
     /// The compressed file.
     pub file: NamedTempFile,
     /// What is in it.
@@ -32,7 +32,7 @@ pub struct Spooled {
 }
 
 /// Fetches a snapshot from the member beside us.
-pub async fn fetch(
+pub(super) async fn fetch(
     connector: &Connector,
     compression: Compression,
     temp: &Path,

@@ -46,7 +46,7 @@ struct Job {
     waiters: Waiters,
 }
 
-pub struct Snapshotter {
+pub(super) struct Snapshotter {
     owner: Owner,
     fence: Fence,
     collector: Collector,
@@ -56,7 +56,7 @@ pub struct Snapshotter {
 
 impl Snapshotter {
     /// Reads the store, and opens the watch where the store ends.
-    pub async fn begin(owner: &Owner) -> Result<Self, BackupError> {
+    pub(super) async fn begin(owner: &Owner) -> Result<Self, BackupError> {
         let fence = Fence::begin(&owner.connector).await?;
         let current = fence.check().await?;
         let listing = owner
@@ -108,7 +108,7 @@ impl Snapshotter {
     }
 
     /// Follows the watch until something fails that a new term must mend.
-    pub async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<Infallible, BackupError> {
+    pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<Infallible, BackupError> {
         let limit = self.owner.settings.memory_limit;
         let period = self.owner.settings.delta_period.unwrap_or(LOOK_PERIOD);
         let mut job: Option<Job> = None;

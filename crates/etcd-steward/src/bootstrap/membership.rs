@@ -46,7 +46,7 @@ pub enum MembershipError {
 }
 
 /// Makes the cluster list this member as a learner, and moves old data aside. Returns the members to start with.
-pub async fn join(
+pub(super) async fn join(
     scene: &Scene,
     cluster: &Cluster,
     decision: Decision,

@@ -21,7 +21,7 @@ use crate::exit_record::{ExitRecord, ExitState};
 
 /// A running etcd.
 #[derive(Debug)]
-pub struct Etcd {
+pub(super) struct Etcd {
     child: Child,
     pid: Pid,
     /// Hash of the configuration that it runs with.
@@ -31,7 +31,7 @@ pub struct Etcd {
 
 impl Etcd {
     /// Starts etcd. The exit record says "running" before it does, so that an end that nobody sees counts as unclean.
-    pub fn start(binary: &Path, config: &Path, config_hash: &str, volume: &Path) -> io::Result<Self> {
+    pub(super) fn start(binary: &Path, config: &Path, config_hash: &str, volume: &Path) -> io::Result<Self> {
         ExitRecord::now(ExitState::Running).write(volume)?;
         let child = Command::new(binary).arg("--config-file").arg(config).spawn()?;
         let pid = child
@@ -48,19 +48,19 @@ impl Etcd {
     }
 
     /// Its process ID.
-    pub fn pid(&self) -> u32 {
+    pub(super) fn pid(&self) -> u32 {
         self.pid.as_raw().unsigned_abs()
     }
 
     /// Waits until it ends by itself, and writes the exit record.
-    pub async fn ended(&mut self) -> io::Result<ExitRecord> {
+    pub(super) async fn ended(&mut self) -> io::Result<ExitRecord> {
         let status = self.child.wait().await?;
         error!(%status, "etcd ended by itself");
         Ok(self.record(status, false))
     }
 
     /// Asks it to stop, waits for as long as `grace`, kills it if it must, and writes the exit record.
-    pub async fn stop(&mut self, grace: Duration) -> io::Result<ExitRecord> {
+    pub(super) async fn stop(&mut self, grace: Duration) -> io::Result<ExitRecord> {
         if let Some(status) = self.child.try_wait()? {
             return Ok(self.record(status, false));
         }

@@ -16,7 +16,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What the probes look at.
 #[derive(Debug, Clone)]
-pub struct Probes {
+pub(super) struct Probes {
     /// Whether an etcd process runs.
     pub running: watch::Receiver<bool>,
     /// Where etcd answers `/readyz` in plain HTTP.
@@ -24,7 +24,7 @@ pub struct Probes {
 }
 
 /// The probes' endpoints.
-pub fn router(probes: Probes) -> Router {
+pub(super) fn router(probes: Probes) -> Router {
     Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/startupz", get(started))
@@ -33,7 +33,7 @@ pub fn router(probes: Probes) -> Router {
 }
 
 /// Serves the probes for as long as the launcher lives.
-pub async fn serve(listener: TcpListener, probes: Probes) -> std::io::Result<()> {
+pub(super) async fn serve(listener: TcpListener, probes: Probes) -> std::io::Result<()> {
     axum::serve(listener, router(probes)).await
 }
 

@@ -108,7 +108,7 @@ fn check_request_id(request_id: &str) -> Result<(), Refusal> {
 }
 
 /// A stored snapshot as the API tells it.
-pub fn snapshot(stored: &StoredSnapshot) -> Snapshot {
+pub(super) fn snapshot(stored: &StoredSnapshot) -> Snapshot {
     let type_ = match stored.name.kind {
         Kind::Full => SnapshotType::Full,
         Kind::Delta => SnapshotType::Delta,

@@ -38,7 +38,7 @@ use crate::etcd::{CALL_TIMEOUT, EtcdError, call, hex_id};
 const DOMAIN: &str = "steward.druid.gardener.cloud";
 
 /// All services, with reflection and health.
-pub fn routes(api: &Api) -> Routes {
+pub(super) fn routes(api: &Api) -> Routes {
     let (health, health_service) = tonic_health::server::health_reporter();
     let mut builder = Routes::builder();
     builder

@@ -21,7 +21,7 @@ use super::{
 };
 
 /// All paths.
-pub fn routes(api: Api) -> Router {
+pub(super) fn routes(api: Api) -> Router {
     Router::new()
         .route("/healthz", get(|| async { Json(json!({"health": true})) }))
         // etcd-backup-restore takes GET for these as well, and clients use it.
@@ -204,7 +204,7 @@ fn unknown(id: &str) -> Response {
 }
 
 /// RFC 9457, with the reason that conditions and events would use.
-pub fn problem(status: StatusCode, reason: &str, detail: &str) -> Response {
+pub(super) fn problem(status: StatusCode, reason: &str, detail: &str) -> Response {
     let body = json!({
         "type": "about:blank",
         "title": status.canonical_reason(),

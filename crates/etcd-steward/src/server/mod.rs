@@ -75,10 +75,7 @@ pub async fn serve(
     }
     let listener = TcpListener::bind(address).await?;
     info!(address = %listener.local_addr()?, ?security, "serving the API");
-    let router = grpc::routes(&api)
-        .into_axum_router()
-        .merge(http::routes(api))
-        .layer(middleware::from_fn(authorize));
+    let routers = Routers::new(api);
     let connections = TaskTracker::new();
     loop {
         let (stream, peer) = tokio::select! {
@@ -92,9 +89,9 @@ pub async fn serve(
             },
             () = shutdown.cancelled() => break,
         };
-        let (router, security, shutdown) = (router.clone(), security.clone(), shutdown.clone());
+        let (routers, security, shutdown) = (routers.clone(), security.clone(), shutdown.clone());
         connections.spawn(async move {
-            if let Err(error) = connection(stream, router, security, shutdown).await {
+            if let Err(error) = connection(stream, routers, security, shutdown).await {
                 debug!(%peer, "connection: {error:#}");
             }
         });
@@ -104,9 +101,34 @@ pub async fn serve(
     Ok(())
 }
 
+/// The two faces of the API; both on one port, told apart by what a request carries.
+#[derive(Debug, Clone)]
+struct Routers {
+    grpc: Router,
+    http: Router,
+}
+
+impl Routers {
+    fn new(api: Api) -> Self {
+        let guarded = |router: Router| router.layer(middleware::from_fn(authorize));
+        Self {
+            grpc: guarded(grpc::routes(&api).into_axum_router()),
+            http: guarded(http::routes(api)),
+        }
+    }
+
+    fn of(&self, headers: &HeaderMap) -> Router {
+        if is_grpc(headers) {
+            self.grpc.clone()
+        } else {
+            self.http.clone()
+        }
+    }
+}
+
 async fn connection(
     stream: TcpStream,
-    router: Router,
+    routers: Routers,
     security: Security,
     shutdown: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -114,26 +136,31 @@ async fn connection(
     match security {
         Security::Loopback => {
             let caller = Caller::Known("loopback".to_owned());
-            requests(TokioIo::new(stream), router, caller, shutdown).await
+            requests(TokioIo::new(stream), routers, caller, shutdown).await
         }
         Security::MutualTls(certificates) => {
             let loaded = certificates.load()?;
             let acceptor = TlsAcceptor::from(Arc::clone(&loaded.server));
             let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await??;
             let caller = certificates.caller(&loaded, stream.get_ref().1.peer_certificates());
-            requests(TokioIo::new(stream), router, caller, shutdown).await
+            requests(TokioIo::new(stream), routers, caller, shutdown).await
         }
     }
 }
 
-async fn requests<I>(io: I, router: Router, caller: Caller, shutdown: CancellationToken) -> anyhow::Result<()>
+async fn requests<I>(
+    io: I,
+    routers: Routers,
+    caller: Caller,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()>
 where
     I: hyper::rt::Read + hyper::rt::Write + Unpin + Send + 'static,
 {
     let service = tower::service_fn(move |request: hyper::Request<hyper::body::Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(caller.clone());
-        let router = router.clone();
+        let router = routers.of(request.headers());
         async move {
             let response: Result<Response, Infallible> = router.oneshot(request).await;
             response
