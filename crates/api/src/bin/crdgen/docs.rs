@@ -253,6 +253,7 @@ fn prose(text: &str) -> String {
             }
             '<' if !code => out.push_str("&lt;"),
             '|' => out.push_str("\\|"),
+            '*' if !code => out.push_str("\\*"),
             other => out.push(other),
         }
     }

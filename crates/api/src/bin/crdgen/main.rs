@@ -1,4 +1,4 @@
-//! `crdgen`: writes what is generated from the API types, or checks that it is up to date.
+//! `crdgen`: writes what is generated from the API types (by default all of it), or checks that it is up to date.
 
 mod docs;
 
@@ -7,7 +7,7 @@ use std::{env, fs, io, path::Path, process::ExitCode};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 
-const USAGE: &str = "usage: crdgen (crds | docs) [--check]";
+const USAGE: &str = "usage: crdgen [crds] [docs] [--check]";
 
 /// A generated file, by its path in the repository.
 struct Generated {
@@ -26,29 +26,34 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<()> {
-    let args: Vec<String> = env::args().skip(1).collect();
-    let (what, check) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        [what] => (what, false),
-        [what, "--check"] => (what, true),
-        _ => bail!(USAGE),
-    };
-    let files = match what {
-        "crds" => crds()?,
-        "docs" => vec![Generated {
-            path: "docs/reference/api.md".to_owned(),
-            content: docs::render()?,
-        }],
-        _ => bail!(USAGE),
-    };
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    for file in files {
-        if check {
-            file.check(&root)?
-        } else {
-            file.write(&root)?
+    let (mut files, mut check) = (Vec::new(), false);
+    for arg in env::args().skip(1) {
+        match arg.as_str() {
+            "crds" => files.extend(crds()?),
+            "docs" => files.push(reference()?),
+            "--check" => check = true,
+            _ => bail!(USAGE),
         }
     }
-    Ok(())
+    if files.is_empty() {
+        files = crds()?;
+        files.push(reference()?);
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    files.iter().try_for_each(|file| {
+        if check {
+            file.check(&root)
+        } else {
+            file.write(&root)
+        }
+    })
+}
+
+fn reference() -> Result<Generated> {
+    Ok(Generated {
+        path: "docs/reference/api.md".to_owned(),
+        content: docs::render()?,
+    })
 }
 
 fn crds() -> Result<Vec<Generated>> {

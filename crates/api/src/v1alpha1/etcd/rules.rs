@@ -124,8 +124,9 @@ pub(super) fn additional_urls_within_replicas() -> Rule {
     )
 }
 
+/// Less than 0 is refused by the server itself, since the field can be scaled.
 pub(super) fn replicas_odd() -> Rule {
-    Rule::new("self == 0 || (self > 0 && self < 10 && self % 2 == 1)").message(
+    Rule::new("self <= 0 || (self < 10 && self % 2 == 1)").message(
         "must be 0 (hibernated) or an odd number up to 9: one member more than an odd number makes a cluster slower \
          and survives no more failures",
     )
