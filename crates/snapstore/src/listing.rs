@@ -39,6 +39,16 @@ pub struct StoredSnapshot {
     pub excluded: bool,
 }
 
+impl StoredSnapshot {
+    /// Whether a restore may use it, as far as can be told without reading it.
+    pub fn is_usable(&self) -> bool {
+        !self.excluded && self.object.size > HASH_SIZE
+    }
+}
+
+/// Every snapshot ends in a SHA-256; shorter ones hold nothing.
+const HASH_SIZE: u64 = 32;
+
 /// A piece of a chunked upload, below the name of the snapshot that it is part of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
