@@ -10,21 +10,18 @@ use futures::{
 };
 use tokio_util::io::ReaderStream;
 
-use crate::error::{Class, Error};
+use crate::error::{Class, Error, Result};
 
 /// Bytes read from a store.
-pub type ByteStream = BoxStream<'static, Result<Bytes, Error>>;
+pub type ByteStream = BoxStream<'static, Result<Bytes>>;
 
 /// Size of a read from a file.
-const READ_SIZE: usize = 256 * 1024;
+pub(crate) const READ_SIZE: usize = 256 * 1024;
 
 /// The content of an upload.
 pub struct Body {
-    stream: BoxStream<'static, io::Result<Bytes>>,
-    length: Option<u64>,
-    /// Read but not yet handed out by [`next_part`](Self::next_part).
-    pending: Bytes,
-    guard: Option<BoxFuture<'static, io::Result<()>>>,
+    content: Content,
+    seal: Seal,
 }
 
 impl Body {
@@ -34,11 +31,13 @@ impl Body {
         stream: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
         length: Option<u64>,
     ) -> Self {
-        Self {
+        let content = Content {
             stream: stream.boxed(),
-            length,
             pending: Bytes::new(),
-            guard: None,
+        };
+        Self {
+            content,
+            seal: Seal { length, guard: None },
         }
     }
 
@@ -62,17 +61,49 @@ impl Body {
     /// the upload. Who must hold a lease to write checks it here.
     #[must_use]
     pub fn with_guard(mut self, guard: impl Future<Output = io::Result<()>> + Send + 'static) -> Self {
-        self.guard = Some(guard.boxed());
+        self.seal.guard = Some(guard.boxed());
         self
     }
 
-    pub(crate) async fn next(&mut self, action: &str) -> Result<Option<Bytes>, Error> {
+    /// Passes each piece of the content through `inspect` on its way.
+    #[must_use]
+    pub fn inspect(mut self, mut inspect: impl FnMut(&Bytes) + Send + 'static) -> Self {
+        self.content.stream = self
+            .content
+            .stream
+            .inspect_ok(move |bytes| inspect(bytes))
+            .boxed();
+        self
+    }
+
+    pub(crate) fn split(self) -> (Content, Seal) {
+        (self.content, self.seal)
+    }
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Body")
+            .field("length", &self.seal.length)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The bytes of a body.
+pub(crate) struct Content {
+    stream: BoxStream<'static, io::Result<Bytes>>,
+    /// Read but not yet handed out by [`next_part`](Self::next_part).
+    pending: Bytes,
+}
+
+impl Content {
+    pub(crate) async fn next(&mut self, action: &str) -> Result<Option<Bytes>> {
         let next = self.stream.try_next().await;
         next.map_err(|e| Error::new(Class::SourceFailed, action, e.to_string()).with_source(e))
     }
 
     /// The next part of exactly `size` bytes; shorter, or empty, only at the end.
-    pub(crate) async fn next_part(&mut self, size: usize, action: &str) -> Result<Bytes, Error> {
+    pub(crate) async fn next_part(&mut self, size: usize, action: &str) -> Result<Bytes> {
         let mut part = BytesMut::from(&*mem::take(&mut self.pending));
         while part.len() < size {
             match self.next(action).await? {
@@ -85,32 +116,45 @@ impl Body {
         Ok(part.freeze())
     }
 
+    /// `first` and all that follows in parts of `size`, numbered from 1. At least one part, none but the only one
+    /// empty.
+    pub(crate) fn into_parts(
+        self,
+        first: Bytes,
+        size: usize,
+        action: &str,
+    ) -> BoxStream<'_, Result<(usize, Bytes)>> {
+        stream::try_unfold(
+            (1, Some(first), self),
+            move |(number, first, mut content)| async move {
+                let part = match first {
+                    Some(part) => part,
+                    None => content.next_part(size, action).await?,
+                };
+                let is_last = part.is_empty() && number > 1;
+                Ok((!is_last).then_some(((number, part), (number + 1, None, content))))
+            },
+        )
+        .boxed()
+    }
+}
+
+/// What decides at the end whether an upload counts.
+pub(crate) struct Seal {
+    length: Option<u64>,
+    guard: Option<BoxFuture<'static, io::Result<()>>>,
+}
+
+impl Seal {
     /// To be called between the last byte and the object's becoming visible.
-    pub(crate) async fn confirm(self, sent: u64, action: &str) -> Result<(), Error> {
+    pub(crate) async fn check(self, sent: u64, action: &str) -> Result<()> {
         if let Some(length) = self.length.filter(|length| *length != sent) {
             let detail = format!("{length} bytes were announced, {sent} came");
             return Err(Error::new(Class::SourceFailed, action, detail));
         }
-        match self.guard {
-            Some(guard) => guard.await.map_err(|e| {
-                Error::new(Class::SourceFailed, action, format!("withdrawn: {e}")).with_source(e)
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// Passes each piece of the content through `inspect` on its way.
-    #[must_use]
-    pub fn inspect(mut self, mut inspect: impl FnMut(&Bytes) + Send + 'static) -> Self {
-        self.stream = self.stream.inspect_ok(move |bytes| inspect(bytes)).boxed();
-        self
-    }
-}
-
-impl fmt::Debug for Body {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Body")
-            .field("length", &self.length)
-            .finish_non_exhaustive()
+        let Some(guard) = self.guard else { return Ok(()) };
+        let withdrawn =
+            |e: io::Error| Error::new(Class::SourceFailed, action, format!("withdrawn: {e}")).with_source(e);
+        guard.await.map_err(withdrawn)
     }
 }

@@ -4,6 +4,7 @@
 //! Nothing here knows what is inside a snapshot, apart from the checksum that ends it.
 
 mod body;
+pub mod chain;
 mod config;
 mod credentials;
 mod error;
@@ -11,6 +12,7 @@ mod listing;
 mod local;
 pub mod name;
 mod reload;
+pub mod retention;
 mod s3;
 mod store;
 mod transport;

@@ -39,6 +39,16 @@ pub struct StoredSnapshot {
     pub excluded: bool,
 }
 
+impl StoredSnapshot {
+    /// Whether a restore may use it, as far as can be told without reading it.
+    pub fn is_usable(&self) -> bool {
+        !self.excluded && self.object.size > HASH_SIZE
+    }
+}
+
+/// Every snapshot ends in a SHA-256; shorter ones hold nothing.
+const HASH_SIZE: u64 = 32;
+
 /// A piece of a chunked upload, below the name of the snapshot that it is part of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
@@ -119,4 +129,47 @@ impl Place {
 
 fn is_chunk(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_path_has_its_class() {
+        let full = "Full-00000000-00000007-1700000000.gz";
+        let raw = |path: String| Raw {
+            object: Object {
+                key: format!("p/{path}"),
+                size: 1,
+                etag: None,
+                last_modified: None,
+                version: None,
+                immutable_until: None,
+            },
+            path,
+            excluded: false,
+        };
+        let classes = |path: &str| {
+            let listing = Listing::classify([raw(path.to_owned())]);
+            (
+                listing.snapshots.len(),
+                listing.chunks.len(),
+                listing.unparsable.len(),
+            )
+        };
+        for (path, expected) in [
+            (format!("v2/{full}"), (1, 0, 0)),
+            (format!("v1/Backup-1700000000/{full}"), (1, 0, 0)),
+            (format!("v2/{full}/0000000001"), (0, 1, 0)),
+            (format!("v1/Backup-1700000000/{full}/0000000001"), (0, 1, 0)),
+            (format!("v1/{full}"), (0, 0, 1)),
+            (format!("v2/Backup-1700000000/{full}"), (0, 0, 1)),
+            (format!("v2/{full}/readme"), (0, 0, 1)),
+            (format!("v2/{full}.part"), (0, 0, 1)),
+            ("v2/".to_owned(), (0, 0, 1)),
+        ] {
+            assert_eq!(classes(&path), expected, "{path}");
+        }
+    }
 }

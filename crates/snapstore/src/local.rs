@@ -17,7 +17,7 @@ use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
 use tokio_util::io::ReaderStream;
 
 use crate::{
-    body::{Body, ByteStream},
+    body::{Body, ByteStream, Content, READ_SIZE},
     config::StoreConfig,
     error::{Class, Error, Result},
     listing::{Layout, Listing, Object, Raw, StoredSnapshot},
@@ -27,8 +27,6 @@ use crate::{
 
 /// Begins the names of files that aren't whole yet.
 const UPLOAD_PREFIX: &str = ".upload-";
-
-const READ_SIZE: usize = 256 * 1024;
 
 /// A store in the file system.
 #[derive(Debug)]
@@ -81,13 +79,18 @@ impl LocalStore {
     }
 
     /// Writes the body beside its final place. The file vanishes when dropped.
-    async fn spool(&self, folder: &Path, body: &mut Body, action: &str) -> Result<(NamedTempFile, u64)> {
+    async fn spool(
+        &self,
+        folder: &Path,
+        content: &mut Content,
+        action: &str,
+    ) -> Result<(NamedTempFile, u64)> {
         let temp = tempfile::Builder::new().prefix(UPLOAD_PREFIX).tempfile_in(folder);
         let temp = temp.map_err(|e| from_io(&e, action))?;
         let file = temp.reopen().map_err(|e| from_io(&e, action))?;
         let mut file = tokio::fs::File::from_std(file);
         let mut written = 0;
-        while let Some(bytes) = body.next(action).await? {
+        while let Some(bytes) = content.next(action).await? {
             file.write_all(&bytes).await.map_err(|e| from_io(&e, action))?;
             written += bytes.len() as u64;
         }
@@ -117,7 +120,7 @@ impl SnapStore for LocalStore {
         .await
     }
 
-    async fn put(&self, name: &SnapshotName, mut body: Body) -> Result<StoredSnapshot> {
+    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
         let folder = self.root.join("v2");
         let path = folder.join(name.to_string());
         let action = format!("write {}", path.display());
@@ -127,8 +130,9 @@ impl SnapStore for LocalStore {
         if path.exists() {
             return Err(Error::new(Class::AlreadyExists, action, ""));
         }
-        let (temp, written) = self.spool(&folder, &mut body, &action).await?;
-        body.confirm(written, &action).await?;
+        let (mut content, seal) = body.split();
+        let (temp, written) = self.spool(&folder, &mut content, &action).await?;
+        seal.check(written, &action).await?;
         blocking(move || {
             let file = temp
                 .persist_noclobber(&path)

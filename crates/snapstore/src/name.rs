@@ -190,3 +190,132 @@ impl PartialOrd for SnapshotName {
         Some(self.cmp(other))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn name(text: &str) -> SnapshotName {
+        text.parse().unwrap()
+    }
+
+    /// Names as etcd-backup-restore writes them, field by field.
+    #[test]
+    fn reads_every_form() {
+        let at = |seconds| Timestamp::from_second(seconds).unwrap();
+        let full = |last, seconds, compression| SnapshotName::full(last, at(seconds), compression);
+        for (text, expected) in [
+            (
+                "Full-00000000-00002088-1518427675.gz",
+                full(2088, 1_518_427_675, Compression::Gzip),
+            ),
+            (
+                "Full-00000000-123456789-1700000000",
+                full(123_456_789, 1_700_000_000, Compression::None),
+            ),
+            ("Full-00000000-00000123-1700000000.final", {
+                full(123, 1_700_000_000, Compression::None).with_final(true)
+            }),
+            ("Full-00000000-00000123-1700000000.zlib.final", {
+                full(123, 1_700_000_000, Compression::Zlib).with_final(true)
+            }),
+            (
+                "Full-00000000-00000001-1700000000.zst",
+                full(1, 1_700_000_000, Compression::Zstd),
+            ),
+            ("Incr-00002089-00002100-1518428000.Z", {
+                SnapshotName::delta(2089, 2100, at(1_518_428_000), Compression::Lzw)
+            }),
+        ] {
+            assert_eq!(name(text), expected, "{text}");
+            assert_eq!(expected.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn refuses_what_is_none() {
+        for (text, expected) in [
+            ("", NameError::Form),
+            ("Full-0-1", NameError::Form),
+            ("Full-0-1-2-3", NameError::Form),
+            (
+                "Chunk-00000000-00000001-1700000000",
+                NameError::Kind("Chunk".into()),
+            ),
+            (
+                "Full-00000000-0000000x-1700000000",
+                NameError::Revision("0000000x".into()),
+            ),
+            ("Full-00000000--1700000000", NameError::Revision(String::new())),
+            (
+                "Full-+0000000-00000001-1700000000",
+                NameError::Revision("+0000000".into()),
+            ),
+            (
+                "Incr-00000009-00000008-1700000000",
+                NameError::Range { start: 9, last: 8 },
+            ),
+            ("Full-00000000-00000001-", NameError::Time(String::new())),
+            ("Full-00000000-00000001-17e8.gz", NameError::Time("17e8".into())),
+            (
+                "Full-00000000-00000001-1700000000.xz",
+                NameError::Compression(".xz".into()),
+            ),
+            (
+                "Full-00000000-00000001-1700000000.gz.gz",
+                NameError::Compression(".gz.gz".into()),
+            ),
+            (
+                "Full-00000000-00000001-1700000000.final.gz",
+                NameError::Compression(".final.gz".into()),
+            ),
+            (
+                "Full-00000000-99999999999999999999-1",
+                NameError::Revision("99999999999999999999".into()),
+            ),
+        ] {
+            assert_eq!(text.parse::<SnapshotName>(), Err(expected), "{text}");
+        }
+    }
+
+    /// The order of text would put the last one first.
+    #[test]
+    fn sorts_by_what_is_inside() {
+        let sorted = [
+            "Incr-99999990-99999999-1700000000",
+            "Incr-100000000-100000001-1700000010.gz",
+            // At the same revision a compacted full comes after the delta that it replaces.
+            "Full-00000000-100000001-1700000010",
+            "Full-00000000-100000001-1700000011",
+        ];
+        let names: Vec<_> = sorted.iter().map(|text| name(text)).collect();
+        assert!(names.is_sorted(), "{names:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(
+            is_full: bool, is_final: bool, a in 0..i64::MAX, b in 0..i64::MAX, seconds in 0..253_402_207_200_i64,
+            compression in proptest::sample::select(&Compression::ALL),
+        ) {
+            let at = Timestamp::from_second(seconds).unwrap();
+            let name = if is_full {
+                SnapshotName::full(a, at, compression)
+            } else {
+                SnapshotName::delta(a.min(b), a.max(b), at, compression)
+            };
+            let name = name.with_final(is_final);
+            prop_assert_eq!(name.to_string().parse::<SnapshotName>(), Ok(name));
+        }
+
+        /// Foreign names are refused or kept as they are; nothing panics.
+        #[test]
+        fn no_text_changes_by_reading(text in "(Full|Incr)-[0-9]{1,10}-[0-9]{1,10}-[0-9]{1,12}(\\.[a-zZ]{1,5}){0,2}") {
+            if let Ok(name) = text.parse::<SnapshotName>() {
+                prop_assert_eq!(name.to_string().parse::<SnapshotName>(), Ok(name));
+            }
+        }
+    }
+}

@@ -1,16 +1,19 @@
-//! A client for one bucket: the library's for objects and parts, and signed calls of our own for what it lacks
-//! (versions, object lock, tags, conditional completion, unfinished uploads).
+//! A client for one bucket. Credentials, signatures and resumed reads are the library's; the calls are our own, since
+//! it lacks versions, object lock, tags, conditional completion of parts and unfinished uploads.
 
 use std::net::IpAddr;
 
+use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Method, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use md5::{Digest as _, Md5};
 use object_store::{
     Certificate, ClientOptions,
-    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer, Checksum},
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer},
     client::{HttpClient, HttpConnector as _, HttpRequest, HttpResponse},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use sha2::Sha256;
 
 use super::settings::{Encryption, Keys, Settings};
 use crate::{
@@ -27,6 +30,8 @@ const QUERY: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~');
 const PATH: &AsciiSet = &QUERY.remove(b'/');
 
+const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
+
 #[derive(Debug)]
 pub(super) struct Client {
     pub(super) store: AmazonS3,
@@ -34,8 +39,12 @@ pub(super) struct Client {
     region: String,
     /// Address of the bucket, without a slash at its end.
     bucket_url: String,
-    /// What each request about an object's content must carry.
-    customer_key: HeaderMap,
+    /// What requests about an object's content must carry.
+    pub(super) customer_key: HeaderMap,
+    /// What requests that make an object must carry: the same, or the managed key to use.
+    pub(super) encryption: HeaderMap,
+    /// Whether uploads carry a checksum that the store checks and keeps.
+    pub(super) checksums: bool,
 }
 
 impl Client {
@@ -77,25 +86,22 @@ impl Client {
             let sts = format!("https://sts.{region}.amazonaws.com.cn");
             builder = builder.with_config(AmazonS3ConfigKey::StsEndpoint, sts);
         }
-        if settings.checksums {
-            builder = builder.with_checksum_algorithm(Checksum::SHA256);
+        if let Encryption::CustomerKey(key) = &settings.encryption {
+            builder = builder.with_ssec_encryption(key);
         }
-        builder = match &settings.encryption {
-            Encryption::None => builder,
-            Encryption::CustomerKey(key) => builder.with_ssec_encryption(key),
-            Encryption::Kms(id) => builder.with_sse_kms_encryption(id),
-        };
         let store = builder.build().map_err(|e| invalid(e.to_string()))?;
         let http = Connector(config.retry)
             .connect(&options)
             .map_err(|e| invalid(e.to_string()))?;
-        let customer_key = customer_key_headers(&settings.encryption)?;
+        let (customer_key, encryption) = encryption_headers(&settings.encryption)?;
         Ok(Self {
             store,
             http,
             region,
             bucket_url: address.bucket_url,
             customer_key,
+            encryption,
+            checksums: settings.checksums,
         })
     }
 
@@ -119,17 +125,16 @@ impl Client {
         *request.method_mut() = call.method;
         *request.uri_mut() = uri;
         *request.headers_mut() = call.headers;
-        let length = HeaderValue::from(call.body.len());
-        if !call.body.is_empty() {
-            request.headers_mut().insert(header::CONTENT_LENGTH, length);
-        }
-        if call.about_content {
-            request.headers_mut().extend(self.customer_key.clone());
+        if let Some(digest) = call.digest.filter(|_| self.checksums) {
+            let value = HeaderValue::try_from(digest.base64());
+            request
+                .headers_mut()
+                .extend(value.ok().map(|value| (CHECKSUM, value)));
         }
         let credential = self.store.credentials().get_credential().await;
         let credential = credential.map_err(|e| credentials_failed(&e, action))?;
         AwsAuthorizer::new(&credential, "s3", &self.region)
-            .try_authorize(&mut request, None)
+            .try_authorize(&mut request, call.digest.as_ref().map(|digest| &digest.0[..]))
             .map_err(|e| Error::new(Class::CredentialsUnavailable, action, e.to_string()))?;
         let answer = self.http.execute(request).await;
         answer.map_err(|e| from_http(&e, action))
@@ -150,8 +155,27 @@ pub(super) struct Call<'a> {
     pub query: Vec<(&'static str, &'a str)>,
     pub headers: HeaderMap,
     pub body: Bytes,
-    /// Needs the customer's key when there is one.
-    pub about_content: bool,
+    /// Of the body, when it is the content of an object.
+    pub digest: Option<Digest>,
+}
+
+/// A SHA-256 value.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Digest([u8; 32]);
+
+impl Digest {
+    pub(super) fn of(content: &[u8]) -> Self {
+        Self(Sha256::digest(content).into())
+    }
+
+    pub(super) fn base64(self) -> String {
+        BASE64_STANDARD.encode(self.0)
+    }
+}
+
+/// A header's value.
+pub(super) fn text(headers: &HeaderMap, name: &str) -> Option<String> {
+    headers.get(name)?.to_str().ok().map(str::to_owned)
 }
 
 struct Address {
@@ -205,26 +229,40 @@ fn options(settings: &Settings) -> Result<ClientOptions> {
     Ok(options)
 }
 
-fn customer_key_headers(encryption: &Encryption) -> Result<HeaderMap> {
-    use base64::{Engine as _, prelude::BASE64_STANDARD};
-    use md5::{Digest as _, Md5};
-    let mut headers = HeaderMap::new();
-    if let Encryption::CustomerKey(key) = encryption {
-        let raw = BASE64_STANDARD
-            .decode(key)
-            .map_err(|_| invalid("sseCustomerKey is not base64"))?;
-        let md5 = BASE64_STANDARD.encode(Md5::digest(raw));
-        let prefix = "x-amz-server-side-encryption-customer";
-        for (name, value) in [("algorithm", "AES256"), ("key", key), ("key-md5", &md5)] {
-            let name = header::HeaderName::try_from(format!("{prefix}-{name}"));
-            let value = HeaderValue::try_from(value);
-            if let (Ok(name), Ok(mut value)) = (name, value) {
-                value.set_sensitive(true);
-                headers.insert(name, value);
-            }
+/// The headers for all requests about content, and those for requests that make an object.
+fn encryption_headers(encryption: &Encryption) -> Result<(HeaderMap, HeaderMap)> {
+    let headers = |fields: &[(&'static str, &str)]| {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            let mut value = HeaderValue::try_from(*value)
+                .map_err(|_| invalid("the encryption key's id holds forbidden characters"))?;
+            value.set_sensitive(true);
+            headers.insert(*name, value);
+        }
+        Ok(headers)
+    };
+    match encryption {
+        Encryption::None => Ok((HeaderMap::new(), HeaderMap::new())),
+        Encryption::Kms(id) => {
+            let fields = [
+                ("x-amz-server-side-encryption", "aws:kms"),
+                ("x-amz-server-side-encryption-aws-kms-key-id", id),
+            ];
+            Ok((HeaderMap::new(), headers(&fields)?))
+        }
+        Encryption::CustomerKey(key) => {
+            let raw = BASE64_STANDARD
+                .decode(key)
+                .map_err(|_| invalid("sseCustomerKey is not base64"))?;
+            let md5 = BASE64_STANDARD.encode(Md5::digest(raw));
+            let fields = [
+                ("x-amz-server-side-encryption-customer-algorithm", "AES256"),
+                ("x-amz-server-side-encryption-customer-key", key),
+                ("x-amz-server-side-encryption-customer-key-md5", &md5),
+            ];
+            Ok((headers(&fields)?, headers(&fields)?))
         }
     }
-    Ok(headers)
 }
 
 fn from_http(error: &object_store::client::HttpError, action: &str) -> Error {

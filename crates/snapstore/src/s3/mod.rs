@@ -19,7 +19,7 @@ use tracing::{debug, warn};
 
 pub(crate) use self::settings::Flavor;
 use self::{
-    client::{Call, Client},
+    client::{Call, Client, text},
     settings::Settings,
 };
 use crate::{
@@ -369,9 +369,10 @@ async fn is_locked(client: &Client, object: &Object) -> bool {
     let Ok(Some(headers)) = head(client, &object.key, object.version.as_deref()).await else {
         return false;
     };
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let until = text("x-amz-object-lock-retain-until-date").and_then(|t| t.parse::<Timestamp>().ok());
-    text("x-amz-object-lock-legal-hold") == Some("ON") || until.is_some_and(|until| until > Timestamp::now())
+    let until =
+        text(&headers, "x-amz-object-lock-retain-until-date").and_then(|t| t.parse::<Timestamp>().ok());
+    text(&headers, "x-amz-object-lock-legal-hold").as_deref() == Some("ON")
+        || until.is_some_and(|until| until > Timestamp::now())
 }
 
 /// An object's headers; none if there is no such object.
@@ -385,7 +386,7 @@ async fn head(client: &Client, key: &str, version: Option<&str>) -> Result<Optio
         method: Method::HEAD,
         key,
         query,
-        about_content: true,
+        headers: client.customer_key.clone(),
         ..Call::default()
     };
     match client.send(call, &action).await {

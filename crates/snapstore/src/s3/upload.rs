@@ -1,27 +1,19 @@
 //! One upload: a single request when the content is small, else parts; never over an existing object, and never
 //! counted as done before the store shows it as it was sent.
 
-use std::mem;
-
 use bytes::Bytes;
-use futures::{StreamExt as _, stream::FuturesOrdered};
-use http::{HeaderMap, HeaderValue, Method, header};
-use object_store::{
-    Attribute, Attributes, ObjectStore as _, PutMode, PutMultipartOptions, PutOptions,
-    multipart::{MultipartStore as _, PartId},
-    path::Path,
-};
+use futures::TryStreamExt as _;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
 use tracing::warn;
 
 use super::{
-    client::{Call, Client},
+    client::{Call, Client, Digest, text},
     head, xml,
 };
 use crate::{
-    body::Body,
+    body::{Body, Content, Seal},
     error::{Class, Error, Result},
     listing::Object,
-    transport::from_library,
 };
 
 /// Content up to this size goes up in one request, more in parts of it. 10 000 parts are allowed: 80 GiB.
@@ -30,8 +22,10 @@ const PART_SIZE: usize = 8 * 1024 * 1024;
 /// Parts on their way at once.
 const PARALLEL_PARTS: usize = 4;
 
-/// Metadata field with a random token, by which an upload whose answer got lost is recognized as our own.
-const TOKEN: &str = "upload-token";
+/// A random token in the object's metadata, by which an upload whose answer got lost is recognized as our own.
+const TOKEN: HeaderName = HeaderName::from_static("x-amz-meta-upload-token");
+
+const ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
 
 pub(super) struct Upload<'a> {
     client: &'a Client,
@@ -51,59 +45,54 @@ impl<'a> Upload<'a> {
         }
     }
 
-    pub(super) async fn run(self, mut body: Body) -> Result<Object> {
-        let first = body.next_part(PART_SIZE, &self.action).await?;
+    pub(super) async fn run(self, body: Body) -> Result<Object> {
+        let (mut content, seal) = body.split();
+        let first = content.next_part(PART_SIZE, &self.action).await?;
         let sent = if first.len() < PART_SIZE {
             let sent = first.len() as u64;
-            body.confirm(sent, &self.action).await?;
+            seal.check(sent, &self.action).await?;
             self.put(first).await?;
             sent
         } else {
-            self.put_parts(first, body).await?
+            self.put_parts(first, content, seal).await?
         };
         self.verify(sent).await
     }
 
-    fn path(&self) -> Result<Path> {
-        Path::parse(&self.key).map_err(|e| Error::new(Class::InvalidConfig, &self.action, e.to_string()))
-    }
-
-    fn attributes(&self) -> Attributes {
-        Attributes::from_iter([(Attribute::Metadata(TOKEN.into()), self.token.clone())])
+    /// Headers of the request that makes the object.
+    fn headers(&self) -> HeaderMap {
+        let mut headers = self.client.encryption.clone();
+        headers.extend(
+            HeaderValue::from_str(&self.token)
+                .ok()
+                .map(|token| (TOKEN, token)),
+        );
+        headers
     }
 
     async fn put(&self, content: Bytes) -> Result<()> {
-        let options = |mode| PutOptions {
-            mode,
-            attributes: self.attributes(),
-            ..PutOptions::default()
+        let mut headers = self.headers();
+        headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
+        let call = |headers| Call {
+            method: Method::PUT,
+            key: &self.key,
+            headers,
+            body: content.clone(),
+            digest: Some(Digest::of(&content)),
+            ..Call::default()
         };
-        let path = &self.path()?;
-        let put = |mode| {
-            self.client
-                .store
-                .put_opts(path, content.clone().into(), options(mode))
-        };
-        let result = put(PutMode::Create)
-            .await
-            .map_err(|e| from_library(e, &self.action));
-        match result.map(|_| ()) {
+        match self.client.send(call(headers), &self.action).await {
             Err(e) if e.class() == Class::Unsupported => {
                 self.refuse_existing().await?;
-                put(PutMode::Overwrite)
+                self.client
+                    .send(call(self.headers()), &self.action)
                     .await
-                    .map(|_| ())
-                    .map_err(|e| from_library(e, &self.action))
+                    .map(drop)
             }
-            other => other,
+            // Either a foreign object or ours, written by a request whose answer was lost: verification decides.
+            Err(e) if e.class() == Class::AlreadyExists => Ok(()),
+            result => result.map(drop),
         }
-        .or_else(|e| {
-            if e.class() == Class::AlreadyExists {
-                Ok(())
-            } else {
-                Err(e)
-            }
-        })
     }
 
     /// For stores without conditional requests.
@@ -114,18 +103,12 @@ impl<'a> Upload<'a> {
         }
     }
 
-    async fn put_parts(&self, first: Bytes, mut body: Body) -> Result<u64> {
-        let path = self.path()?;
-        let options = PutMultipartOptions {
-            attributes: self.attributes(),
-            ..PutMultipartOptions::default()
-        };
-        let id = self.client.store.create_multipart_opts(&path, options).await;
-        let id = id.map_err(|e| from_library(e, &self.action))?;
+    async fn put_parts(&self, first: Bytes, content: Content, seal: Seal) -> Result<u64> {
+        let id = self.begin().await?;
         let sent = async {
-            let (etags, sent) = self.send_parts(&path, &id, first, &mut body).await?;
-            body.confirm(sent, &self.action).await?;
-            self.complete(&id, &etags).await?;
+            let (parts, sent) = self.send_parts(&id, first, content).await?;
+            seal.check(sent, &self.action).await?;
+            self.complete(&id, &parts).await?;
             Ok(sent)
         }
         .await;
@@ -138,45 +121,73 @@ impl<'a> Upload<'a> {
         sent
     }
 
-    async fn send_parts(
-        &self,
-        path: &Path,
-        id: &String,
-        first: Bytes,
-        body: &mut Body,
-    ) -> Result<(Vec<String>, u64)> {
-        let mut running = FuturesOrdered::new();
-        let (mut etags, mut sent, mut count, mut part) = (Vec::new(), 0, 0, first);
-        while !part.is_empty() {
-            sent += part.len() as u64;
-            let content = mem::take(&mut part);
-            running.push_back(self.client.store.put_part(path, id, count, content.into()));
-            count += 1;
-            if running.len() == PARALLEL_PARTS {
-                etags.extend(running.next().await.map(|part| self.etag(part)).transpose()?);
-            }
-            part = body.next_part(PART_SIZE, &self.action).await?;
+    async fn begin(&self) -> Result<String> {
+        let mut headers = self.headers();
+        if self.client.checksums {
+            headers.insert(ALGORITHM, HeaderValue::from_static("SHA256"));
         }
-        while let Some(part) = running.next().await {
-            etags.push(self.etag(part)?);
-        }
-        Ok((etags, sent))
+        let query = vec![("uploads", "")];
+        let call = Call {
+            method: Method::POST,
+            key: &self.key,
+            query,
+            headers,
+            ..Call::default()
+        };
+        let begun = self.client.fetch(call, &self.action).await?;
+        Ok(xml::parse::<xml::Begun>(&begun, &self.action)?.upload_id)
     }
 
-    fn etag(&self, part: object_store::Result<PartId>) -> Result<String> {
-        part.map(|part| part.content_id)
-            .map_err(|e| from_library(e, &self.action))
+    /// Sends the parts, several at once, while the next one is read.
+    async fn send_parts(&self, id: &str, first: Bytes, content: Content) -> Result<(Vec<xml::Part>, u64)> {
+        let mut sent = 0;
+        let parts = content
+            .into_parts(first, PART_SIZE, &self.action)
+            .inspect_ok(|(_, part)| sent += part.len() as u64)
+            .map_ok(|(number, part)| self.send_part(id, number, part))
+            .try_buffered(PARALLEL_PARTS)
+            .try_collect()
+            .await?;
+        Ok((parts, sent))
     }
 
-    /// The library's own completion would overwrite an existing object.
-    async fn complete(&self, id: &str, etags: &[String]) -> Result<()> {
+    async fn send_part(&self, id: &str, number: usize, content: Bytes) -> Result<xml::Part> {
+        let digest = Digest::of(&content);
+        let part_number = number.to_string();
+        let checksum = self.client.checksums.then(|| digest.base64());
+        let call = Call {
+            method: Method::PUT,
+            key: &self.key,
+            query: vec![("partNumber", &part_number), ("uploadId", id)],
+            headers: self.client.customer_key.clone(),
+            body: content,
+            digest: Some(digest),
+        };
+        let response = self.client.send(call, &self.action).await?;
+        let etag = text(response.headers(), "etag").ok_or_else(|| {
+            Error::new(
+                Class::Other,
+                &self.action,
+                format!("the store gave no etag for part {number}"),
+            )
+        })?;
+        Ok(xml::Part {
+            number,
+            etag,
+            checksum,
+        })
+    }
+
+    async fn complete(&self, id: &str, parts: &[xml::Part]) -> Result<()> {
+        let mut headers = self.client.customer_key.clone();
+        headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
         let call = Call {
             method: Method::POST,
             key: &self.key,
             query: vec![("uploadId", id)],
-            headers: HeaderMap::from_iter([(header::IF_NONE_MATCH, HeaderValue::from_static("*"))]),
-            body: xml::complete_request(etags).into(),
-            about_content: true,
+            headers,
+            body: xml::Complete::document(parts, &self.action)?.into(),
+            ..Call::default()
         };
         match self.client.fetch(call, &self.action).await {
             Ok(body) => match xml::parse::<xml::Completed>(&body, &self.action)? {
@@ -204,28 +215,23 @@ impl<'a> Upload<'a> {
                 "the store doesn't show the object after the upload",
             )
         })?;
-        let text = |name: &str| {
-            headers
-                .get(name)
-                .and_then(|value| value.to_str().ok())
-                .map(str::to_owned)
-        };
-        if text(&format!("x-amz-meta-{TOKEN}")).is_none_or(|token| token != self.token) {
+        if text(&headers, TOKEN.as_str()).is_none_or(|token| token != self.token) {
             return Err(Error::new(Class::AlreadyExists, &self.action, ""));
         }
-        let size = text("content-length").and_then(|length| length.parse().ok());
+        let size = text(&headers, "content-length").and_then(|length| length.parse().ok());
         if size != Some(sent) {
             let detail = format!("sent {sent} bytes, the store shows {size:?}");
             return Err(Error::new(Class::Corrupt, &self.action, detail));
         }
-        let modified = text("last-modified").and_then(|t| jiff::fmt::rfc2822::parse(&t).ok());
+        let modified = text(&headers, "last-modified").and_then(|t| jiff::fmt::rfc2822::parse(&t).ok());
         Ok(Object {
             key: self.key.clone(),
             size: sent,
-            etag: text("etag"),
+            etag: text(&headers, "etag"),
             last_modified: modified.map(|t| t.timestamp()),
-            version: text("x-amz-version-id"),
-            immutable_until: text("x-amz-object-lock-retain-until-date").and_then(|t| t.parse().ok()),
+            version: text(&headers, "x-amz-version-id"),
+            immutable_until: text(&headers, "x-amz-object-lock-retain-until-date")
+                .and_then(|t| t.parse().ok()),
         })
     }
 }

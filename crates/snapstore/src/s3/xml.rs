@@ -1,7 +1,7 @@
 //! The S3 documents that are read or written here, <https://docs.aws.amazon.com/AmazonS3/latest/API/>.
 
 use jiff::Timestamp;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Class, Error, Result};
 
@@ -109,6 +109,13 @@ pub(super) struct Tag {
     pub value: String,
 }
 
+/// Of `CreateMultipartUpload`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub(super) struct Begun {
+    pub upload_id: String,
+}
+
 /// Of `CompleteMultipartUpload`: an error may come with status 200 after the headers were sent.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
@@ -122,14 +129,34 @@ pub(super) fn parse<T: for<'de> Deserialize<'de>>(body: &[u8], action: &str) -> 
     parsed.map_err(|e| Error::new(Class::Other, action, format!("answer not understood: {e}")))
 }
 
-const NAMESPACE: &str = "http://s3.amazonaws.com/doc/2006-03-01/";
-
 /// The request of `CompleteMultipartUpload`.
-pub(super) fn complete_request(etags: &[String]) -> String {
-    let part = |(number, etag): (usize, &String)| {
-        let etag = quick_xml::escape::escape(etag);
-        format!("<Part><PartNumber>{number}</PartNumber><ETag>{etag}</ETag></Part>")
-    };
-    let parts: String = (1..).zip(etags).map(part).collect();
-    format!(r#"<CompleteMultipartUpload xmlns="{NAMESPACE}">{parts}</CompleteMultipartUpload>"#)
+#[derive(Debug, Serialize)]
+#[serde(rename = "CompleteMultipartUpload")]
+pub(super) struct Complete<'a> {
+    #[serde(rename = "@xmlns")]
+    namespace: &'static str,
+    #[serde(rename = "Part")]
+    parts: &'a [Part],
+}
+
+/// An uploaded part.
+#[derive(Debug, Serialize)]
+pub(super) struct Part {
+    #[serde(rename = "PartNumber")]
+    pub number: usize,
+    #[serde(rename = "ETag")]
+    pub etag: String,
+    /// Base64.
+    #[serde(rename = "ChecksumSHA256", skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<String>,
+}
+
+impl<'a> Complete<'a> {
+    pub(super) fn document(parts: &'a [Part], action: &str) -> Result<String> {
+        let request = Self {
+            namespace: "http://s3.amazonaws.com/doc/2006-03-01/",
+            parts,
+        };
+        quick_xml::se::to_string(&request).map_err(|e| Error::new(Class::Other, action, e.to_string()))
+    }
 }

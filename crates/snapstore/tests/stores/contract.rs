@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use jiff::Timestamp;
-use snapstore::{Body, Class, Compression, Object, SnapStore, SnapshotName, StoredSnapshot};
+use snapstore::{Body, Class, Compression, Object, SnapStore, SnapshotName, StoreConfig, StoredSnapshot};
 
 /// A full snapshot's name, `age` seconds before a fixed moment.
 pub(crate) fn full(last: i64, age: i64) -> SnapshotName {
@@ -123,5 +123,56 @@ pub(crate) async fn failed_uploads_leave_nothing(store: &dyn SnapStore) {
             ),
             (0, 0, 0)
         );
+    }
+}
+
+/// More than one part, and an end that is no multiple of a part.
+pub(crate) async fn keeps_large_content(store: &dyn SnapStore) {
+    let content = content((20 << 20) + 7);
+    let pieces: Vec<_> = content
+        .chunks(700_001)
+        .map(|piece| Ok(content.slice_ref(piece)))
+        .collect();
+    for (revision, length) in [(1, None), (2, Some(content.len() as u64))] {
+        let body = Body::from_stream(futures::stream::iter(clone_all(&pieces)), length);
+        let stored = store.put(&full(revision, 0), body).await.unwrap();
+        assert_eq!(stored.object.size, content.len() as u64);
+        assert!(read(store, &stored.object).await == content, "content differs");
+    }
+    let error = store
+        .put(&full(1, 0), Body::from_bytes(content))
+        .await
+        .unwrap_err();
+    assert_eq!(error.class(), Class::AlreadyExists, "{error}");
+}
+
+fn clone_all(pieces: &[std::io::Result<Bytes>]) -> Vec<std::io::Result<Bytes>> {
+    pieces
+        .iter()
+        .map(|piece| Ok(piece.as_ref().unwrap().clone()))
+        .collect()
+}
+
+/// `a/b` sees nothing of `a/b-2`, of `a/b/c` or of `a`.
+pub(crate) async fn lists_its_own_prefix_only(config: &StoreConfig) {
+    let below = |suffix: &str| {
+        StoreConfig {
+            prefix: format!("{}{suffix}", config.prefix),
+            ..config.clone()
+        }
+        .open()
+        .unwrap()
+    };
+    for (revision, suffix) in [(1, ""), (2, "-2"), (3, "/c")] {
+        put(&*below(suffix), &full(revision, 0), content(10)).await;
+    }
+    for (revision, suffix) in [(1, ""), (2, "-2"), (3, "/c")] {
+        let listing = below(suffix).list().await.unwrap();
+        assert_eq!(
+            (listing.snapshots.len(), listing.unparsable.len()),
+            (1, 0),
+            "{suffix:?}"
+        );
+        assert_eq!(listing.snapshots[0].name.last_revision, revision);
     }
 }

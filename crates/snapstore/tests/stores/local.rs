@@ -1,37 +1,15 @@
 //! The contract on folders, and what only folders can do wrong.
 
-use std::sync::Arc;
-
-use snapstore::{Class, Provider, SnapStore, StoreConfig};
+use snapstore::{Class, Provider, StoreConfig};
 use tempfile::TempDir;
 
-use crate::contract;
-
-fn store() -> (TempDir, Arc<dyn SnapStore>) {
+fn config() -> (TempDir, StoreConfig) {
     let folder = tempfile::tempdir().unwrap();
-    let store = StoreConfig::new(Provider::Local, folder.path().to_str().unwrap(), "ns/etcd")
-        .open()
-        .unwrap();
-    (folder, store)
+    let config = StoreConfig::new(Provider::Local, folder.path().to_str().unwrap(), "ns/etcd");
+    (folder, config)
 }
 
-macro_rules! contract {
-    ($($name:ident),*) => {$(
-        #[tokio::test]
-        async fn $name() {
-            let (_folder, store) = store();
-            contract::$name(&*store).await;
-        }
-    )*};
-}
-
-contract!(
-    keeps_what_is_put,
-    never_overwrites,
-    deletes,
-    reads_ranges,
-    failed_uploads_leave_nothing
-);
+contract!(config());
 
 /// A missing mount must not look like a cluster without backups.
 #[tokio::test]

@@ -1,0 +1,55 @@
+//! The real servers that `e2e/cluster/stores.sh` starts, and stores with a prefix of their own on them.
+
+use std::{collections::BTreeMap, fs, path::PathBuf};
+
+use snapstore::{Environment, Provider, StoreConfig};
+
+/// What is known of one server.
+pub(crate) struct Rig {
+    pub(crate) dir: PathBuf,
+    provider: Provider,
+    variable: &'static str,
+    /// The variable's value, below `dir`.
+    secret: &'static str,
+}
+
+impl Rig {
+    pub(crate) fn s3() -> Self {
+        Self::new("s3", Provider::S3, "AWS_APPLICATION_CREDENTIALS", "secret")
+    }
+
+    fn new(name: &str, provider: Provider, variable: &'static str, secret: &'static str) -> Self {
+        let state = std::env::var("DRUID_DEV_STATE").unwrap_or_else(|_| "/var/lib/druid-dev".to_owned());
+        let dir = PathBuf::from(state).join("stores").join(name);
+        assert!(
+            dir.is_dir(),
+            "no {name} server: start it with e2e/cluster/stores.sh up {name}"
+        );
+        Self {
+            dir,
+            provider,
+            variable,
+            secret,
+        }
+    }
+
+    pub(crate) fn file(&self, name: &str) -> String {
+        fs::read_to_string(self.dir.join(name)).unwrap().trim().to_owned()
+    }
+
+    pub(crate) fn config(&self) -> StoreConfig {
+        self.config_in("bucket")
+    }
+
+    /// For the bucket whose name is in the file `bucket`.
+    pub(crate) fn config_in(&self, bucket: &str) -> StoreConfig {
+        let prefix = format!("test/{:032x}/etcd-main", rand::random::<u128>());
+        let secret = self.dir.join(self.secret).to_str().unwrap().to_owned();
+        StoreConfig {
+            endpoint: Some(self.file("endpoint")),
+            allow_http: true,
+            environment: Environment::from_iter(BTreeMap::from([(self.variable, secret)])),
+            ..StoreConfig::new(self.provider, self.file(bucket), prefix)
+        }
+    }
+}
