@@ -24,8 +24,10 @@ pub(crate) const NO_FREELIST: u64 = u64::MAX;
 pub(crate) const MAX_KEY: usize = 32_768;
 pub(crate) const MAX_VALUE: usize = (1 << 31) - 2;
 
-/// Page sizes of any operating system that etcd runs on.
-const PAGE_SIZES: std::ops::RangeInclusive<usize> = 512..=(16 << 20);
+/// Page sizes that bbolt can be told to use.
+pub(crate) fn page_sizes() -> impl Iterator<Item = usize> {
+    (9..=24).map(|bits| 1 << bits)
+}
 
 const MAGIC: u32 = 0xED0C_DAED;
 const VERSION: u32 = 2;
@@ -189,7 +191,7 @@ impl Meta {
             return Err(MetaFault::Checksum);
         }
         let page_size = u32_at(meta, 8).and_then(|size| usize::try_from(size).ok());
-        let page_size = page_size.filter(|size| PAGE_SIZES.contains(size) && size.is_power_of_two());
+        let page_size = page_size.filter(|size| page_sizes().any(|known| known == *size));
         Ok(Self {
             page_size: page_size.ok_or(MetaFault::PageSize)?,
             root: BucketHeader {
