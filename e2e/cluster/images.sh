@@ -30,10 +30,13 @@ one() {
   esac
 }
 
-case " $* " in *" etcd:"*) "$HERE/build.sh" etcd-3.5 etcd-3.6 etcd-3.7 ;; esac
-cd "$HERE"
-built=$(cargo metadata --format-version 1 --no-deps --offline | jq -r .target_directory)
-built+=/${CARGO_BUILD_TARGET:-$(rustc -vV | sed -n 's/^host: //p')}/debug
+if [[ " $* " == *" etcd:"* ]]; then "$HERE/build.sh" etcd-3.5 etcd-3.6 etcd-3.7; fi
+for name; do
+  [[ $name != etcd:* ]] || continue
+  built=$(cd "$HERE" && cargo metadata --format-version 1 --no-deps --offline | jq -r .target_directory)
+  built+=/${CARGO_BUILD_TARGET:-$(rustc -vV | sed -n 's/^host: //p')}/debug
+  break
+done
 
 jobs=()
 for name; do one "$name" & jobs+=($!); done
