@@ -140,3 +140,14 @@ pub fn hibernation_snapshot_task(etcd: &str, attempt: u32) -> String {
 pub fn upgrade_snapshot_task(etcd: &str, attempt: u32) -> String {
     format!("{etcd}-upgrade-snapshot-{attempt}")
 }
+
+/// The Secret with etcd's certificates, copied from those that the Etcd names, under fixed keys.
+pub fn etcd_tls_secret(etcd: &str) -> String {
+    format!("{etcd}-etcd-tls")
+}
+
+/// In the controllers' own namespace: the authority that signs the stewards' and the controllers' certificates.
+pub const DRUID_CA_SECRET: &str = "druid-ca";
+
+/// In the controllers' own namespace: the certificate that controllers present to stewards.
+pub const CONTROLLERS_CLIENT_SECRET: &str = "druid-controllers-client";

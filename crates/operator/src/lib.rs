@@ -12,6 +12,7 @@ pub mod reconcile;
 pub mod runtime;
 pub mod server;
 pub mod steward;
+pub mod store;
 pub mod telemetry;
 
 pub use config::Config;

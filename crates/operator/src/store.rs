@@ -1,0 +1,241 @@
+//! How a pod gets at an object store: volumes, mounts and environment, by provider. Used for the members' pods and for
+//! the Jobs that work on backups; pure.
+
+use api::v1alpha1::{StoreProvider, StoreSpec, UnknownStoreProvider};
+use k8s_openapi::api::core::v1::{
+    EnvVar, EnvVarSource, HostPathVolumeSource, SecretKeySelector, SecretVolumeSource, Volume, VolumeMount,
+};
+
+/// Where buckets of provider Local lie on the node when the Secret doesn't say.
+const LOCAL_BUCKETS: &str = "/etc/gardener/local-backupbuckets";
+/// Home of the user that the steward runs as.
+const HOME: &str = "/home/nonroot";
+const CREDENTIALS_MODE: i32 = 0o640;
+
+/// Which of a pod's stores this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Where snapshots go, or where a copy goes.
+    Primary,
+    /// Where a copy comes from.
+    Source,
+}
+
+/// What a container needs to use a store.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Access {
+    /// Volumes of the pod.
+    pub volumes: Vec<Volume>,
+    /// Mounts of the container.
+    pub mounts: Vec<VolumeMount>,
+    /// Environment of the container.
+    pub env: Vec<EnvVar>,
+    /// The folder of a Local store, which starts out owned by root.
+    pub local_folder: Option<String>,
+}
+
+/// Access to a store; empty when none is configured. `host_path` is what the Secret of a Local store says.
+pub fn access(
+    store: &StoreSpec,
+    role: Role,
+    host_path: Option<&str>,
+) -> Result<Access, UnknownStoreProvider> {
+    let Some(provider) = store.provider()? else {
+        return Ok(Access::default());
+    };
+    let mut access = Access::default();
+    let container = store.container.clone().unwrap_or_default();
+    access.env.push(plain(role, "STORAGE_CONTAINER", &container));
+    let secret = store.secret_name();
+    match provider {
+        StoreProvider::Local => local(&mut access, role, &container, host_path),
+        StoreProvider::Ecs => {
+            let variables = [
+                ("ECS_ENDPOINT", "endpoint"),
+                ("ECS_ACCESS_KEY_ID", "accessKeyID"),
+                ("ECS_SECRET_ACCESS_KEY", "secretAccessKey"),
+            ];
+            if let Some(secret) = secret {
+                access
+                    .env
+                    .extend(variables.map(|(name, key)| of_secret(role, name, secret, key)));
+            }
+        }
+        StoreProvider::S3 => credentials(&mut access, role, secret, "AWS_APPLICATION_CREDENTIALS", None),
+        StoreProvider::Abs => credentials(&mut access, role, secret, "AZURE_APPLICATION_CREDENTIALS", None),
+        StoreProvider::Gcs => {
+            credentials(
+                &mut access,
+                role,
+                secret,
+                "GOOGLE_APPLICATION_CREDENTIALS",
+                Some("serviceaccount.json"),
+            );
+        }
+        StoreProvider::Swift => credentials(
+            &mut access,
+            role,
+            secret,
+            "OPENSTACK_APPLICATION_CREDENTIALS",
+            None,
+        ),
+        StoreProvider::Oss => credentials(
+            &mut access,
+            role,
+            secret,
+            "ALICLOUD_APPLICATION_CREDENTIALS",
+            None,
+        ),
+        StoreProvider::Ocs => credentials(
+            &mut access,
+            role,
+            secret,
+            "OPENSHIFT_APPLICATION_CREDENTIALS",
+            None,
+        ),
+    }
+    Ok(access)
+}
+
+/// A folder of the node, as etcd-druid mounts it.
+fn local(access: &mut Access, role: Role, container: &str, host_path: Option<&str>) {
+    let name = match role {
+        Role::Primary => "local-backup",
+        Role::Source => "source-local-backup",
+    };
+    let folder = format!("{HOME}/{container}");
+    access.volumes.push(Volume {
+        name: name.to_owned(),
+        host_path: Some(HostPathVolumeSource {
+            path: format!(
+                "{}/{container}",
+                host_path.unwrap_or(LOCAL_BUCKETS).trim_end_matches('/')
+            ),
+            type_: Some("DirectoryOrCreate".to_owned()),
+        }),
+        ..Volume::default()
+    });
+    access.mounts.push(mount(name, &folder, false));
+    access.env.push(EnvVar {
+        name: "HOME".to_owned(),
+        value: Some(HOME.to_owned()),
+        ..EnvVar::default()
+    });
+    access.local_folder = Some(folder);
+}
+
+/// A Secret as files, and the variable that says where. Without a Secret the provider's own identity is used.
+fn credentials(access: &mut Access, role: Role, secret: Option<&str>, variable: &str, file: Option<&str>) {
+    let Some(secret) = secret else { return };
+    let (volume, folder) = match (role, file) {
+        (Role::Primary, None) => ("etcd-backup-secret", "/var/etcd-backup"),
+        (Role::Primary, Some(_)) => ("etcd-backup-secret", "/var/.gcp"),
+        (Role::Source, None) => ("source-etcd-backup-secret", "/var/source-etcd-backup"),
+        (Role::Source, Some(_)) => ("source-etcd-backup-secret", "/var/.source-gcp"),
+    };
+    access.volumes.push(Volume {
+        name: volume.to_owned(),
+        secret: Some(SecretVolumeSource {
+            secret_name: Some(secret.to_owned()),
+            default_mode: Some(CREDENTIALS_MODE),
+            ..SecretVolumeSource::default()
+        }),
+        ..Volume::default()
+    });
+    access.mounts.push(mount(volume, folder, true));
+    let value = file.map_or_else(|| folder.to_owned(), |file| format!("{folder}/{file}"));
+    access.env.push(plain(role, variable, &value));
+}
+
+fn plain(role: Role, name: &str, value: &str) -> EnvVar {
+    EnvVar {
+        name: prefixed(role, name),
+        value: Some(value.to_owned()),
+        ..EnvVar::default()
+    }
+}
+
+fn of_secret(role: Role, name: &str, secret: &str, key: &str) -> EnvVar {
+    EnvVar {
+        name: prefixed(role, name),
+        value_from: Some(EnvVarSource {
+            secret_key_ref: Some(SecretKeySelector {
+                name: secret.to_owned(),
+                key: key.to_owned(),
+                optional: None,
+            }),
+            ..EnvVarSource::default()
+        }),
+        ..EnvVar::default()
+    }
+}
+
+fn prefixed(role: Role, name: &str) -> String {
+    match role {
+        Role::Primary => name.to_owned(),
+        Role::Source => format!("SOURCE_{name}"),
+    }
+}
+
+fn mount(name: &str, path: &str, read_only: bool) -> VolumeMount {
+    VolumeMount {
+        name: name.to_owned(),
+        mount_path: path.to_owned(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(provider: &str, secret: Option<&str>) -> StoreSpec {
+        let secret = secret.map_or(
+            serde_json::Value::Null,
+            |name| serde_json::json!({"name": name, "namespace": "x"}),
+        );
+        serde_json::from_value(serde_json::json!({
+            "provider": provider, "container": "bkp", "prefix": "p", "secretRef": secret,
+        }))
+        .unwrap()
+    }
+
+    fn env(access: &Access) -> Vec<(String, String)> {
+        access
+            .env
+            .iter()
+            .filter_map(|env| Some((env.name.clone(), env.value.clone()?)))
+            .collect()
+    }
+
+    #[test]
+    fn credentials_lie_where_etcd_backup_restore_looked_for_them() {
+        let s3 = access(&store("aws", Some("keys")), Role::Primary, None).unwrap();
+        assert!(env(&s3).contains(&("AWS_APPLICATION_CREDENTIALS".into(), "/var/etcd-backup".into())));
+        let gcs = access(&store("gcp", Some("keys")), Role::Source, None).unwrap();
+        let variable = "SOURCE_GOOGLE_APPLICATION_CREDENTIALS";
+        assert!(env(&gcs).contains(&(variable.into(), "/var/.source-gcp/serviceaccount.json".into())));
+        let ecs = access(&store("dell", Some("keys")), Role::Primary, None).unwrap();
+        assert_eq!((ecs.volumes.len(), ecs.env.len()), (0, 4));
+    }
+
+    /// Workload identity: no Secret, so no mount that would keep the pod from starting.
+    #[test]
+    fn without_a_secret_nothing_is_mounted() {
+        let s3 = access(&store("S3", None), Role::Primary, None).unwrap();
+        assert!(s3.volumes.is_empty());
+        assert_eq!(env(&s3), [("STORAGE_CONTAINER".to_owned(), "bkp".to_owned())]);
+    }
+
+    #[test]
+    fn a_local_store_is_a_folder_of_the_node() {
+        let local = access(&store("Local", None), Role::Primary, Some("/data/")).unwrap();
+        let path = &local.volumes[0].host_path.as_ref().unwrap().path;
+        assert_eq!(
+            (path.as_str(), local.local_folder.as_deref()),
+            ("/data/bkp", Some("/home/nonroot/bkp"))
+        );
+        assert!(access(&store("tape", None), Role::Primary, None).is_err());
+    }
+}
