@@ -49,7 +49,6 @@ pub(crate) mod key {
     pub(crate) const SCHEDULED_COMPACT: &[u8] = b"scheduledCompactRev";
     pub(crate) const FINISHED_COMPACT: &[u8] = b"finishedCompactRev";
     pub(crate) const CLUSTER_VERSION: &[u8] = b"clusterVersion";
-    pub(crate) const DOWNGRADE: &[u8] = b"downgrade";
 }
 
 /// A minor version of etcd, as far as it decides what a database looks like.

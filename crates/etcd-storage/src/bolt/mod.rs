@@ -19,8 +19,8 @@ pub use cursor::{Cursor, Entry};
 pub use db::{Bucket, Db};
 pub use format::MetaFault;
 pub(crate) use tree::{Edge, TreeBuilder};
-pub(crate) use write::Pages;
 pub use write::{BulkWriter, Layout, create};
+pub(crate) use write::{Pages, bucket_value, root_bucket};
 
 /// Why a database can't be read or written.
 #[derive(Debug, thiserror::Error)]
