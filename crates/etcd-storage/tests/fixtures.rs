@@ -1,4 +1,9 @@
 //! Every case of real backups, by its outcome.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "in a test that is how an error is shown"
+)]
 
 mod common;
 
