@@ -42,6 +42,7 @@ pub mod component {
     pub const COPY_BACKUPS_JOB: &str = "etcd-copy-backups-job";
     pub const MEMBER: &str = "etcd-member";
     pub const STEWARD_TLS: &str = "etcd-steward-tls";
+    pub const ETCD_TLS: &str = "etcd-tls";
 }
 
 /// Annotations, on an Etcd unless said otherwise.

@@ -16,7 +16,7 @@ pub struct Args {
 
 /// The binary couldn't be copied.
 #[derive(Debug, thiserror::Error)]
-#[error("install the steward in {folder}")]
+#[error("set up {folder}: {source}")]
 pub struct InstallError {
     folder: PathBuf,
     source: io::Error,
@@ -37,4 +37,22 @@ fn install(folder: &Path) -> io::Result<()> {
     fs::set_permissions(&beside, fs::Permissions::from_mode(0o755))?;
     File::open(&beside)?.sync_all()?;
     fs::rename(&beside, &target)
+}
+
+/// Flags of `own`.
+#[derive(Debug, clap::Args)]
+pub struct OwnArgs {
+    /// Folder to give away.
+    folder: PathBuf,
+    /// ID of the user and group that get it.
+    #[arg(long)]
+    user: u32,
+}
+
+/// Gives a folder of the node, which is made for root, to the user that the steward runs as.
+pub fn own(args: &OwnArgs) -> Result<(), InstallError> {
+    std::os::unix::fs::chown(&args.folder, Some(args.user), Some(args.user)).map_err(|source| InstallError {
+        folder: args.folder.clone(),
+        source,
+    })
 }

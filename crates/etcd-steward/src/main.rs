@@ -18,6 +18,8 @@ struct Cli {
 enum Command {
     /// Copy this binary to a folder that the etcd container shares.
     Install(install::Args),
+    /// Give a folder to the user that the steward runs as.
+    Own(install::OwnArgs),
     /// Run etcd as the steward beside it asks. The entry point of the etcd container.
     Launch(launch::Args),
     /// Look after the member. The sidecar.
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
 async fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Install(args) => Ok(install::run(&args)?),
+        Command::Own(args) => Ok(install::own(&args)?),
         Command::Launch(args) => {
             let _telemetry = telemetry::init("etcd-launcher", &Telemetry::default())?;
             launch::run(args).await

@@ -58,6 +58,17 @@ where
                 }
             }
         });
+    let reader = announce(reader, readiness);
+    (reader, stream)
+}
+
+/// Readiness waits for the first complete listing of a kind.
+fn announce<K>(reader: Store<K>, readiness: &Readiness) -> Store<K>
+where
+    K: Resource + Clone + Debug + Send + Sync + 'static,
+    K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
+{
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
     let waiting = format!("first listing of {kind}");
     readiness.wait_for(&waiting);
     tokio::spawn({
@@ -69,6 +80,35 @@ where
             }
         }
     });
+    reader
+}
+
+/// As [`watch`], but the stream tells only what was deleted: for objects whose other changes are somebody else's.
+pub fn watch_deletions<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    readiness: &Readiness,
+) -> (
+    Store<K>,
+    impl Stream<Item = Result<K, watcher::Error>> + Send + 'static,
+)
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
+{
+    let (reader, writer) = reflector::store();
+    let stream = watcher(api, config)
+        .default_backoff()
+        .modify(|object| object.managed_fields_mut().clear())
+        .reflect(writer)
+        .filter_map(|event| {
+            std::future::ready(match event {
+                Ok(watcher::Event::Delete(object)) => Some(Ok(object)),
+                Ok(_) => None,
+                Err(error) => Some(Err(error)),
+            })
+        });
+    let reader = announce(reader, readiness);
     (reader, stream)
 }
 

@@ -1,0 +1,252 @@
+//! Keeps the certificates of Druid's own parts: the authority and the controllers' certificate in the controllers'
+//! namespace, and those of each Etcd in its own.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use api::{labels, names};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Secret;
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+use operator::reconcile::Reason;
+use tracing::info;
+
+use crate::{
+    build::secrets,
+    pki::{Authority, Pair, PkiError, Wanted},
+    validate::Cluster,
+};
+
+const MANAGER: &str = "etcd-controller";
+/// How long certificates that were found to be current are trusted to be still there.
+const TRUST: Duration = Duration::from_hours(1);
+
+/// Why a certificate isn't there.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// It couldn't be made.
+    #[error(transparent)]
+    Pki(#[from] PkiError),
+    /// A Secret couldn't be read or written.
+    #[error("{action} Secret {name}: {source}")]
+    Secret {
+        /// What was tried.
+        action: &'static str,
+        /// The Secret.
+        name: String,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// The authority's Secret isn't what it should be.
+    #[error("Secret {0} holds no certificate and key: delete it to have a new authority made")]
+    BadAuthority(String),
+}
+
+impl Reason for CertificateError {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Pki(_) => "CertificateNotMade",
+            Self::Secret { .. } => "CertificateSecret",
+            Self::BadAuthority(_) => "AuthorityInvalid",
+        }
+    }
+}
+
+/// The keeper of the certificates.
+#[derive(Clone)]
+pub struct Certificates {
+    client: Client,
+    authority: Authority,
+    checked: Arc<Mutex<HashMap<String, (Basis, Instant)>>>,
+}
+
+/// What an Etcd's certificates depend on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Basis {
+    uid: String,
+    keys: crate::validate::Keys,
+}
+
+impl std::fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Certificates").finish_non_exhaustive()
+    }
+}
+
+impl Certificates {
+    /// Takes up the authority of this installation, or makes one, and sees to the controllers' own certificate.
+    pub async fn begin(client: Client, namespace: &str) -> Result<Self, CertificateError> {
+        let api = Api::<Secret>::namespaced(client.clone(), namespace);
+        let authority = authority(&api).await?;
+        let this = Self {
+            client,
+            authority,
+            checked: Arc::default(),
+        };
+        this.controllers(namespace).await?;
+        Ok(this)
+    }
+
+    /// The certificate of the controllers. Called now and then, so that it is renewed in time.
+    pub async fn controllers(&self, namespace: &str) -> Result<(), CertificateError> {
+        let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
+        let name = names::CONTROLLERS_CLIENT_SECRET;
+        let Some(pair) = self.renewed(&api, name, &Wanted::controllers()).await? else {
+            return Ok(());
+        };
+        let secret = own_secret(name, &self.authority.pair().certificate, &pair);
+        self.write(&api, &secret).await
+    }
+
+    /// The certificates of an Etcd.
+    pub async fn of_cluster(&self, cluster: &Cluster) -> Result<(), CertificateError> {
+        let state = Basis {
+            uid: cluster.uid.clone(),
+            keys: cluster.steward_keys.clone(),
+        };
+        let key = format!("{}/{}", cluster.namespace, cluster.name);
+        let trusted = |checked: &HashMap<String, (Basis, Instant)>| {
+            checked
+                .get(&key)
+                .is_some_and(|(known, at)| *known == state && at.elapsed() < TRUST)
+        };
+        if trusted(&self.checked.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(());
+        }
+        let api = Api::<Secret>::namespaced(self.client.clone(), &cluster.namespace);
+        let ca = &self.authority.pair().certificate;
+        let (name, wanted) = (
+            names::steward_tls_secret(&cluster.name),
+            Wanted::steward(&cluster.name, &cluster.namespace),
+        );
+        let existing = self.existing(&api, &name).await?;
+        let current = existing
+            .as_ref()
+            .and_then(pair_of)
+            .filter(|pair| self.is_current(pair, &wanted));
+        let renewed = current.is_none();
+        let pair = match current {
+            Some(pair) => pair,
+            None => self.authority.issue(&wanted)?,
+        };
+        let secret = secrets::steward_tls(cluster, ca, &pair);
+        if renewed || existing.and_then(|existing| existing.data) != secret.data {
+            self.write(&api, &secret).await?;
+        }
+        let (name, wanted) = (
+            names::steward_client_secret(&cluster.name),
+            Wanted::client(&cluster.name, &cluster.namespace),
+        );
+        if let Some(pair) = self.renewed(&api, &name, &wanted).await? {
+            self.write(&api, &secrets::steward_client(cluster, ca, &pair))
+                .await?;
+        }
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        checked.insert(key, (state, Instant::now()));
+        Ok(())
+    }
+
+    /// Forgets an Etcd that is gone.
+    pub fn forget(&self, namespace: &str, name: &str) {
+        self.checked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&format!("{namespace}/{name}"));
+    }
+
+    /// A new pair, unless the Secret holds one that is current.
+    async fn renewed(
+        &self,
+        api: &Api<Secret>,
+        name: &str,
+        wanted: &Wanted,
+    ) -> Result<Option<Pair>, CertificateError> {
+        let existing = self.existing(api, name).await?;
+        match existing.as_ref().and_then(pair_of) {
+            Some(pair) if self.is_current(&pair, wanted) => Ok(None),
+            _ => Ok(Some(self.authority.issue(wanted)?)),
+        }
+    }
+
+    fn is_current(&self, pair: &Pair, wanted: &Wanted) -> bool {
+        self.authority
+            .is_current(&pair.certificate, wanted, Timestamp::now().as_second())
+    }
+
+    async fn existing(&self, api: &Api<Secret>, name: &str) -> Result<Option<Secret>, CertificateError> {
+        api.get_opt(name)
+            .await
+            .map_err(|source| failed("read", name, source))
+    }
+
+    async fn write(&self, api: &Api<Secret>, secret: &Secret) -> Result<(), CertificateError> {
+        let name = secret.name_any();
+        info!(name, namespace = secret.namespace(), "writing a certificate");
+        let params = PatchParams::apply(MANAGER).force();
+        api.patch(&name, &params, &Patch::Apply(secret))
+            .await
+            .map_err(|source| failed("write", &name, source))?;
+        Ok(())
+    }
+}
+
+/// The authority that is there, or a new one. Of two that are made at once the first one stays.
+async fn authority(api: &Api<Secret>) -> Result<Authority, CertificateError> {
+    let name = names::DRUID_CA_SECRET;
+    loop {
+        if let Some(secret) = api
+            .get_opt(name)
+            .await
+            .map_err(|source| failed("read", name, source))?
+        {
+            let pair = pair_of(&secret).ok_or_else(|| CertificateError::BadAuthority(name.to_owned()))?;
+            return Authority::load(pair).map_err(|_| CertificateError::BadAuthority(name.to_owned()));
+        }
+        let authority = Authority::make()?;
+        let secret = own_secret(name, &authority.pair().certificate, authority.pair());
+        match api.create(&PostParams::default(), &secret).await {
+            Ok(_) => {
+                info!(name, "made the authority of this installation");
+                return Ok(authority);
+            }
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(source) => return Err(failed("create", name, source)),
+        }
+    }
+}
+
+fn own_secret(name: &str, ca: &str, pair: &Pair) -> Secret {
+    let managed = (labels::MANAGED_BY.to_owned(), labels::MANAGED_BY_VALUE.to_owned());
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(name.to_owned()),
+            labels: Some([managed].into()),
+            ..ObjectMeta::default()
+        },
+        data: Some(secrets::keys(ca, pair)),
+        ..Secret::default()
+    }
+}
+
+fn pair_of(secret: &Secret) -> Option<Pair> {
+    let text = |key: &str| String::from_utf8(secret.data.as_ref()?.get(key)?.0.clone()).ok();
+    Some(Pair {
+        certificate: text("tls.crt")?,
+        key: text("tls.key")?,
+    })
+}
+
+fn failed(action: &'static str, name: &str, source: kube::Error) -> CertificateError {
+    CertificateError::Secret {
+        action,
+        name: name.to_owned(),
+        source: Box::new(source),
+    }
+}

@@ -1,0 +1,335 @@
+//! The driver: dereference → validate → build → apply → report, and the deletion of what an Etcd leaves behind.
+
+use std::{sync::Arc, time::Duration};
+
+use api::{
+    labels,
+    v1alpha1::{Etcd, LastOperationState},
+};
+use async_trait::async_trait;
+use kube::{
+    Api, ResourceExt as _,
+    api::{Patch, PatchParams},
+    runtime::controller::Action,
+};
+use operator::{
+    Context,
+    apply::ApplyError,
+    reconcile::{Reason, Reconciler, Retry, chain},
+};
+use tracing::{debug, info};
+
+use crate::{
+    Config,
+    apply::{Caches, apply, cached, delete},
+    build::{self, build},
+    certificates::{CertificateError, Certificates},
+    dereference::{DereferenceError, dereference},
+    report::{self, Outcome},
+    validate::{ValidateError, validate},
+};
+
+/// Everything is looked at again after this time, for what no watch tells: the content of Secrets.
+const RESYNC: Duration = Duration::from_mins(10);
+/// Children that are being deleted are waited for by their watches; this is for a watch that missed something.
+const DELETION_RESYNC: Duration = Duration::from_secs(30);
+
+/// Why a reconcile failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReconcileError {
+    /// What the Etcd refers to can't be read.
+    #[error(transparent)]
+    Dereference(#[from] DereferenceError),
+    /// The Etcd, or what it refers to, is wrong.
+    #[error(transparent)]
+    Validate(#[from] ValidateError),
+    /// The configuration can't be written.
+    #[error(transparent)]
+    Build(#[from] build::config::EncodeError),
+    /// A certificate isn't there.
+    #[error(transparent)]
+    Certificates(#[from] CertificateError),
+    /// An object can't be applied.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// An object can't be deleted or changed.
+    #[error("{action}: {source}")]
+    Request {
+        /// What was tried.
+        action: &'static str,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+impl Reason for ReconcileError {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Dereference(error) => error.reason(),
+            Self::Validate(error) => error.reason(),
+            Self::Build(_) => "ConfigurationNotMade",
+            Self::Certificates(error) => error.reason(),
+            Self::Apply(error) if error.is_rejection() => "Rejected",
+            Self::Apply(_) | Self::Request { .. } => "ApiServer",
+        }
+    }
+
+    fn retry(&self) -> Retry {
+        match self {
+            Self::Validate(error) => error.retry(),
+            _ => Retry::Backoff,
+        }
+    }
+}
+
+/// The reconciler of Etcds.
+#[derive(Debug)]
+pub struct EtcdController {
+    /// Shared with the other controllers.
+    pub context: Context,
+    /// Settings.
+    pub config: Config,
+    /// What exists.
+    pub caches: Caches,
+    /// Druid's own certificates.
+    pub certificates: Certificates,
+}
+
+#[async_trait]
+impl Reconciler for EtcdController {
+    type Error = ReconcileError;
+    type Object = Etcd;
+
+    const NAME: &'static str = "etcd";
+
+    async fn reconcile(&self, etcd: Arc<Etcd>) -> Result<Action, ReconcileError> {
+        if etcd.metadata.deletion_timestamp.is_some() {
+            return self.delete(&etcd).await;
+        }
+        if !self.is_due(&etcd) {
+            return Ok(Action::requeue(RESYNC));
+        }
+        let result = self.bring_about(&etcd).await;
+        let outcome = match &result {
+            Ok(()) => Outcome::Done,
+            Err(error) => Outcome::Failed {
+                code: error.reason(),
+                description: chain(error),
+            },
+        };
+        self.report(&etcd, &outcome).await?;
+        result?;
+        self.acknowledge(&etcd).await?;
+        Ok(Action::requeue(RESYNC))
+    }
+}
+
+impl EtcdController {
+    /// Whether the spec is to be acted on now: not while suspended, and without auto-reconcile only when asked to.
+    fn is_due(&self, etcd: &Etcd) -> bool {
+        if etcd
+            .annotations()
+            .contains_key(labels::annotation::SUSPEND_SPEC_RECONCILE)
+        {
+            debug!("suspended by annotation");
+            return false;
+        }
+        let status = etcd.status.as_ref();
+        let first = status.is_none_or(|status| status.observed_generation.is_none());
+        self.config.auto_reconcile || first || asked(etcd).is_some()
+    }
+
+    async fn bring_about(&self, etcd: &Etcd) -> Result<(), ReconcileError> {
+        self.adopt(etcd).await?;
+        let referenced = dereference(&self.context.client, etcd).await?;
+        let cluster = validate(etcd, &referenced, &self.config.images)?;
+        let objects = build(&cluster, self.has_formed(etcd))?;
+        // Before the pods that mount them: what isn't there when a pod starts arrives a minute later.
+        self.certificates.of_cluster(&cluster).await?;
+        let changes = apply(&self.context.applier, &self.caches, &objects).await?;
+        self.prune(&cluster.namespace, &objects).await?;
+        if !changes.is_empty() {
+            info!(created = ?changes.created, updated = ?changes.updated, "applied");
+        }
+        let repaired = etcd.status.as_ref().and_then(|s| s.observed_generation) == etcd.metadata.generation;
+        if repaired && !changes.created.is_empty() {
+            let note = format!("made anew what was missing: {}", changes.created.join(", "));
+            self.context
+                .events
+                .normal(etcd, "Reconcile", "Repaired", note)
+                .await;
+        }
+        Ok(())
+    }
+
+    /// Whether a member has formed a cluster, which new members must join.
+    fn has_formed(&self, etcd: &Etcd) -> bool {
+        let (namespace, name) = (etcd.namespace(), etcd.name_any());
+        let formed = |member: &api::v1alpha1::EtcdMember| {
+            member.namespace() == namespace
+                && member.labels().get(labels::OWNED_BY) == Some(&name)
+                && member
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.cluster_id.is_some())
+        };
+        self.caches.members.find(formed).is_some()
+    }
+
+    /// The finalizer keeps the Etcd until its children are gone.
+    async fn adopt(&self, etcd: &Etcd) -> Result<(), ReconcileError> {
+        if etcd
+            .finalizers()
+            .iter()
+            .any(|finalizer| finalizer == labels::finalizer::DRUID)
+        {
+            return Ok(());
+        }
+        let mut finalizers = etcd.finalizers().to_vec();
+        finalizers.push(labels::finalizer::DRUID.to_owned());
+        self.patch_meta(
+            etcd,
+            "add the finalizer",
+            &serde_json::json!({"finalizers": finalizers}),
+        )
+        .await
+    }
+
+    /// A budget that isn't wanted any more.
+    async fn prune(&self, namespace: &str, objects: &build::Objects) -> Result<(), ReconcileError> {
+        let name = objects.stateful_set.name_any();
+        if objects.disruption_budget.is_none()
+            && let Some(budget) = cached(&self.caches.disruption_budgets, namespace, &name)
+        {
+            let deleted = delete(&self.context.client, &*budget).await;
+            deleted.map_err(|error| request("delete the disruption budget", error))?;
+        }
+        Ok(())
+    }
+
+    async fn report(&self, etcd: &Etcd, outcome: &Outcome) -> Result<(), ReconcileError> {
+        let members = self.caches.members.state_filter(|member| {
+            member.namespace() == etcd.namespace()
+                && member.labels().get(labels::OWNED_BY) == Some(&etcd.name_any())
+        });
+        let status = report::status(etcd, &members, outcome);
+        let known = etcd
+            .status
+            .as_ref()
+            .map(|status| status.last_errors.as_slice())
+            .unwrap_or_default();
+        if let Outcome::Failed { code, description } = outcome
+            && known.iter().all(|error| error.description != *description)
+        {
+            self.context
+                .events
+                .warning(etcd, "Reconcile", code, description.clone())
+                .await;
+        }
+        self.context
+            .applier
+            .apply_status(etcd, &status, report::OURS)
+            .await?;
+        Ok(())
+    }
+
+    /// Takes away the annotation that asked for this reconcile.
+    async fn acknowledge(&self, etcd: &Etcd) -> Result<(), ReconcileError> {
+        let Some(annotation) = asked(etcd) else {
+            return Ok(());
+        };
+        self.patch_meta(
+            etcd,
+            "remove the operation annotation",
+            &serde_json::json!({"annotations": {annotation: null}}),
+        )
+        .await
+    }
+
+    async fn patch_meta(
+        &self,
+        etcd: &Etcd,
+        action: &'static str,
+        metadata: &serde_json::Value,
+    ) -> Result<(), ReconcileError> {
+        let api = Api::<Etcd>::namespaced(self.context.client.clone(), &etcd.namespace().unwrap_or_default());
+        let patch = Patch::Merge(serde_json::json!({"metadata": metadata}));
+        let patched = api.patch(&etcd.name_any(), &PatchParams::default(), &patch).await;
+        patched.map_err(|error| request(action, error))?;
+        Ok(())
+    }
+
+    /// Deletes the pods' owner and what only they need, waits until it is gone, and lets the Etcd go. Volumes and backups
+    /// stay.
+    async fn delete(&self, etcd: &Etcd) -> Result<Action, ReconcileError> {
+        let (namespace, name) = (etcd.namespace().unwrap_or_default(), etcd.name_any());
+        if !etcd
+            .finalizers()
+            .iter()
+            .any(|finalizer| finalizer == labels::finalizer::DRUID)
+        {
+            return Ok(Action::await_change());
+        }
+        self.certificates.forget(&namespace, &name);
+        if let Some(set) = cached(&self.caches.stateful_sets, &namespace, &name) {
+            if set.metadata.deletion_timestamp.is_none() {
+                let status =
+                    report::deletion(etcd, LastOperationState::Processing, "waits for the pods to end");
+                self.context
+                    .applier
+                    .apply_status(etcd, &status, &["lastOperation"])
+                    .await?;
+                self.delete_set(&set).await?;
+            }
+            return Ok(Action::requeue(DELETION_RESYNC));
+        }
+        // All other children are collected by their owner reference.
+        let finalizers: Vec<_> = etcd
+            .finalizers()
+            .iter()
+            .filter(|finalizer| *finalizer != labels::finalizer::DRUID)
+            .collect();
+        self.patch_meta(
+            etcd,
+            "remove the finalizer",
+            &serde_json::json!({"finalizers": finalizers}),
+        )
+        .await?;
+        info!("deleted; volumes and backups stay");
+        Ok(Action::await_change())
+    }
+
+    /// In the foreground: the StatefulSet is gone only after its pods.
+    async fn delete_set(&self, set: &k8s_openapi::api::apps::v1::StatefulSet) -> Result<(), ReconcileError> {
+        use kube::api::DeleteParams;
+        let namespace = set.namespace().unwrap_or_default();
+        let api = Api::<k8s_openapi::api::apps::v1::StatefulSet>::namespaced(
+            self.context.client.clone(),
+            &namespace,
+        );
+        match api.delete(&set.name_any(), &DeleteParams::foreground()).await {
+            Ok(_) => Ok(()),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            Err(error) => Err(request("delete the StatefulSet", error)),
+        }
+    }
+}
+
+/// The annotation that asks for a reconcile, in whichever spelling.
+fn asked(etcd: &Etcd) -> Option<&'static str> {
+    use labels::annotation::{OPERATION, OPERATION_LEGACY, OPERATION_RECONCILE};
+    let asks = |name: &str| {
+        etcd.annotations()
+            .get(name)
+            .is_some_and(|value| value == OPERATION_RECONCILE)
+    };
+    [OPERATION, OPERATION_LEGACY].into_iter().find(|name| asks(name))
+}
+
+fn request(action: &'static str, source: kube::Error) -> ReconcileError {
+    ReconcileError::Request {
+        action,
+        source: Box::new(source),
+    }
+}

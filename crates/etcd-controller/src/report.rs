@@ -1,0 +1,205 @@
+//! The etcd-controller's part of an Etcd's status. Times move only when something else does.
+
+use std::sync::Arc;
+
+use api::{
+    labels, names,
+    v1alpha1::{Etcd, EtcdMember, LastError, LastOperation, LastOperationState, LastOperationType},
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+
+/// Fields of the status that this controller owns.
+pub const OURS: &[&str] = &[
+    "observedGeneration",
+    "selector",
+    "etcd",
+    "memberRefs",
+    "lastOperation",
+    "lastErrors",
+];
+
+/// How a reconcile ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything is as it should be.
+    Done,
+    /// Something failed.
+    Failed {
+        /// The error's reason.
+        code: &'static str,
+        /// What failed, where, and what to do.
+        description: String,
+    },
+}
+
+/// Our part of the status.
+pub fn status(etcd: &Etcd, members: &[Arc<EtcdMember>], outcome: &Outcome) -> Value {
+    let known = etcd.status.clone().unwrap_or_default();
+    let mut refs: Vec<String> = members.iter().map(|member| member.name_any()).collect();
+    refs.sort();
+    let first = known.observed_generation.is_none();
+    let type_ = if first {
+        LastOperationType::Create
+    } else {
+        LastOperationType::Reconcile
+    };
+    let (state, description, generation, errors) = match outcome {
+        Outcome::Done => {
+            let description = "all objects are as the spec wants them".to_owned();
+            (
+                LastOperationState::Succeeded,
+                description,
+                etcd.metadata.generation,
+                Vec::new(),
+            )
+        }
+        Outcome::Failed { code, description } => {
+            let errors = vec![error(&known.last_errors, code, description)];
+            (
+                LastOperationState::Error,
+                description.clone(),
+                known.observed_generation,
+                errors,
+            )
+        }
+    };
+    // Once done, an operation of the same generation stays as it was told.
+    let settled = known.last_operation.as_ref().filter(|last| {
+        known.observed_generation == etcd.metadata.generation
+            && last.state == LastOperationState::Succeeded
+            && state == LastOperationState::Succeeded
+    });
+    let operation = settled
+        .cloned()
+        .unwrap_or_else(|| operation(known.last_operation.as_ref(), type_, state, description));
+    json!({
+        "observedGeneration": generation,
+        "selector": labels::selector(&selector(&etcd.name_any())),
+        "etcd": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": names::stateful_set(&etcd.name_any())},
+        "memberRefs": refs.iter().map(|name| json!({"name": name})).collect::<Vec<_>>(),
+        "lastOperation": operation,
+        "lastErrors": errors,
+    })
+}
+
+/// The status of an Etcd that is being deleted.
+pub fn deletion(etcd: &Etcd, state: LastOperationState, description: &str) -> Value {
+    let known = etcd
+        .status
+        .as_ref()
+        .and_then(|status| status.last_operation.as_ref());
+    json!({"lastOperation": operation(known, LastOperationType::Delete, state, description.to_owned())})
+}
+
+/// What the scale subresource selects by: members' pods only.
+fn selector(etcd: &str) -> std::collections::BTreeMap<String, String> {
+    let mut selector = labels::of_etcd(etcd);
+    selector.insert(
+        labels::COMPONENT.to_owned(),
+        labels::component::STATEFUL_SET.to_owned(),
+    );
+    selector
+}
+
+fn operation(
+    known: Option<&LastOperation>,
+    type_: LastOperationType,
+    state: LastOperationState,
+    description: String,
+) -> LastOperation {
+    let new = LastOperation {
+        type_,
+        state,
+        description,
+        run_id: String::new(),
+        last_update_time: None,
+    };
+    match known {
+        Some(known)
+            if LastOperation {
+                last_update_time: None,
+                ..known.clone()
+            } == new =>
+        {
+            known.clone()
+        }
+        _ => LastOperation {
+            last_update_time: Some(now()),
+            ..new
+        },
+    }
+}
+
+fn error(known: &[LastError], code: &str, description: &str) -> LastError {
+    let same = known
+        .iter()
+        .find(|error| error.code == code && error.description == description);
+    same.cloned().unwrap_or_else(|| LastError {
+        code: code.to_owned(),
+        description: description.to_owned(),
+        observed_at: Some(now()),
+    })
+}
+
+fn now() -> Time {
+    let now = Timestamp::now();
+    Time(Timestamp::from_second(now.as_second()).unwrap_or(now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn etcd(status: &Value) -> Etcd {
+        let manifest = json!({
+            "apiVersion": "druid.gardener.cloud/v1alpha1", "kind": "Etcd",
+            "metadata": {"name": "t1", "namespace": "lab", "generation": 2},
+            "spec": {"labels": {}, "etcd": {}, "backup": {}, "replicas": 3},
+            "status": status,
+        });
+        serde_json::from_value(manifest).unwrap()
+    }
+
+    /// A reconcile that changes nothing must not change the status either, or every pass would be a write.
+    #[test]
+    fn nothing_new_is_no_change() {
+        for outcome in [
+            Outcome::Done,
+            Outcome::Failed {
+                code: "X",
+                description: "it failed".to_owned(),
+            },
+        ] {
+            let first = status(&etcd(&json!({"observedGeneration": 1})), &[], &outcome);
+            let mut again = status(&etcd(&first), &[], &outcome);
+            if outcome == Outcome::Done {
+                again = status(&etcd(&again), &[], &outcome);
+            }
+            assert_eq!(first, again, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn a_failure_keeps_the_observed_generation_and_success_clears_the_errors() {
+        let failed = status(
+            &etcd(&json!({"observedGeneration": 1})),
+            &[],
+            &Outcome::Failed {
+                code: "X",
+                description: "it failed".to_owned(),
+            },
+        );
+        assert_eq!(
+            (&failed["observedGeneration"], &failed["lastOperation"]["state"]),
+            (&json!(1), &json!("Error"))
+        );
+        let done = status(&etcd(&failed), &[], &Outcome::Done);
+        assert_eq!(
+            (&done["observedGeneration"], &done["lastErrors"]),
+            (&json!(2), &json!([]))
+        );
+    }
+}
