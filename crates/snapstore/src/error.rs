@@ -31,6 +31,8 @@ pub enum Class {
     PayloadRejected,
     /// The content isn't what was announced: size, checksum or hash trailer differ.
     Corrupt,
+    /// No final snapshot came within the time that was given for it.
+    NoFinalSnapshot,
     /// What was to be uploaded couldn't be read to its end, or its owner withdrew it.
     SourceFailed,
     /// The configuration can't work as it is.
@@ -56,6 +58,7 @@ impl Class {
             Self::Throttled => "Throttled",
             Self::PayloadRejected => "PayloadRejected",
             Self::Corrupt => "Corrupt",
+            Self::NoFinalSnapshot => "NoFinalSnapshot",
             Self::SourceFailed => "SourceFailed",
             Self::InvalidConfig => "InvalidConfig",
             Self::Unsupported => "Unsupported",
@@ -81,6 +84,7 @@ impl Class {
             Self::Throttled => "throttled by the store",
             Self::PayloadRejected => "payload rejected",
             Self::Corrupt => "content is not what was announced",
+            Self::NoFinalSnapshot => "no final snapshot",
             Self::SourceFailed => "source of the upload failed",
             Self::InvalidConfig => "invalid store configuration",
             Self::Unsupported => "not supported by the store",
@@ -116,6 +120,15 @@ impl Error {
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
+    }
+
+    /// The cause, if there is one of type `E`, else the error as it is.
+    pub(crate) fn into_source<E: StdError + 'static>(mut self) -> Result<E, Self> {
+        match self.0.source.take().map(<dyn StdError + Send + Sync>::downcast) {
+            Some(Ok(source)) => Ok(*source),
+            Some(Err(source)) => Err(self.with_source(source)),
+            None => Err(self),
+        }
     }
 
     pub fn class(&self) -> Class {

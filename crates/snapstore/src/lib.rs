@@ -6,6 +6,7 @@
 mod body;
 pub mod chain;
 mod config;
+pub mod copy;
 mod credentials;
 mod error;
 mod listing;

@@ -23,6 +23,7 @@ macro_rules! contract {
 }
 
 mod contract;
+mod copy;
 mod local;
 mod rig;
 mod store_s3;

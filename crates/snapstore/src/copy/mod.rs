@@ -1,0 +1,287 @@
+//! Copies backups from one store to another: whole chains, the newest first, each with its full snapshot first and its
+//! deltas in order, so that whatever has arrived can be restored. Every snapshot is checked on its way. What the target
+//! has already is left alone, so that a copy that broke off goes on where it was.
+
+mod verify;
+mod wait;
+
+use std::{cmp::Reverse, collections::HashMap, io, sync::Arc};
+
+use bytes::Bytes;
+use futures::{
+    StreamExt as _, TryStreamExt as _,
+    stream::{self, BoxStream},
+};
+use jiff::{SignedDuration, Timestamp};
+use tracing::{info, warn};
+
+pub use self::wait::{OnExpiry, WaitForFinal};
+use crate::{
+    body::Body,
+    chain::{self, Chain},
+    error::{Class, Error, Result},
+    listing::{Listing, StoredSnapshot},
+    name::SnapshotName,
+    store::SnapStore,
+};
+
+/// Snapshots up to this size are read and checked ahead of their turn.
+const READ_AHEAD_SIZE: u64 = 4 * 1024 * 1024;
+
+/// Snapshots that are read at once.
+const READ_AHEAD: usize = 6;
+
+/// What is copied, and how.
+#[derive(Debug, Clone, Default)]
+pub struct CopyOptions {
+    /// No more than so many of the newest chains.
+    pub max_backups: Option<usize>,
+    /// No chains whose full snapshot is older.
+    pub max_age: Option<SignedDuration>,
+    /// Copy only when the source's cluster has made its last snapshot.
+    pub wait_for_final: Option<WaitForFinal>,
+    /// Keep `.final` in names. By default it is dropped, as etcd-backup-restore does: for the cluster at the target
+    /// the snapshot isn't the last one.
+    pub keep_final: bool,
+}
+
+/// What happens during a copy.
+#[derive(Debug)]
+pub enum CopyEvent<'a> {
+    /// The final snapshot isn't there yet.
+    Waiting,
+    /// So much is to be copied; what the target has already isn't counted.
+    Planned {
+        snapshots: usize,
+        bytes: u64,
+    },
+    /// Bytes of the snapshot at hand that were sent.
+    Sent(u64),
+    Copied(&'a SnapshotName),
+    Failed(&'a SnapshotName, &'a Error),
+}
+
+/// Told of what happens.
+pub type Observer = Arc<dyn Fn(CopyEvent<'_>) + Send + Sync>;
+
+/// What a copy has done.
+#[derive(Debug, Default)]
+pub struct Copied {
+    pub snapshots: usize,
+    pub bytes: u64,
+    /// Were at the target before.
+    pub present: usize,
+    /// Couldn't be copied. The snapshots after such a one in its chain weren't tried.
+    pub failed: Vec<(SnapshotName, Error)>,
+}
+
+/// Copies what `options` select. An error means that a store didn't work; what is wrong with single snapshots is in
+/// the result. May be repeated.
+pub async fn copy(
+    source: &dyn SnapStore,
+    target: &dyn SnapStore,
+    options: &CopyOptions,
+    observer: Observer,
+) -> Result<Copied> {
+    if let Some(wait) = &options.wait_for_final {
+        wait::for_final(source, wait, &observer).await?;
+    }
+    let listing = source.list().await?;
+    let chains = select(&listing, options, Timestamp::now());
+    let present = Present::of(&target.list().await?);
+    let mut transfer = Transfer {
+        source,
+        target,
+        options,
+        observer,
+        present,
+        copied: Copied::default(),
+    };
+    transfer.announce(&chains);
+    for chain in &chains {
+        transfer.chain(chain).await?;
+    }
+    Ok(transfer.copied)
+}
+
+/// The chains to copy, the one with the newest full snapshot first.
+fn select<'a>(listing: &'a Listing, options: &CopyOptions, now: Timestamp) -> Vec<Chain<'a>> {
+    let (mut chains, _) = chain::group(&listing.snapshots, StoredSnapshot::is_usable);
+    let created = |chain: &Chain<'_>| chain.base.map(|base| base.name.created_on);
+    let is_young = |created: Timestamp| {
+        options
+            .max_age
+            .is_none_or(|age| now.duration_since(created) <= age)
+    };
+    chains.retain(|chain| created(chain).is_some_and(is_young));
+    chains.sort_by_key(|chain| Reverse(created(chain)));
+    chains.truncate(options.max_backups.unwrap_or(usize::MAX));
+    chains
+}
+
+/// What the target has: names without `.final`, and sizes.
+struct Present(HashMap<SnapshotName, u64>);
+
+impl Present {
+    fn of(listing: &Listing) -> Self {
+        let sizes = listing
+            .snapshots
+            .iter()
+            .map(|s| (s.name.clone().with_final(false), s.object.size));
+        Self(sizes.collect())
+    }
+
+    /// Whether the target has `snapshot`. Fails if what it has under that name is another one.
+    fn has(&self, snapshot: &StoredSnapshot) -> Result<bool> {
+        match self.0.get(&snapshot.name.clone().with_final(false)) {
+            None => Ok(false),
+            Some(size) if *size == snapshot.object.size => Ok(true),
+            Some(size) => {
+                let detail = format!(
+                    "the target has {size} bytes under this name, the source {}",
+                    snapshot.object.size
+                );
+                Err(Error::new(
+                    Class::AlreadyExists,
+                    format!("copy {}", snapshot.name),
+                    detail,
+                ))
+            }
+        }
+    }
+}
+
+struct Transfer<'a> {
+    source: &'a dyn SnapStore,
+    target: &'a dyn SnapStore,
+    options: &'a CopyOptions,
+    observer: Observer,
+    present: Present,
+    copied: Copied,
+}
+
+/// Content that is checked, or will be while it is sent.
+enum Content {
+    Whole(Bytes),
+    Stream,
+}
+
+impl Transfer<'_> {
+    fn announce(&self, chains: &[Chain<'_>]) {
+        let missing: Vec<_> = chains
+            .iter()
+            .flat_map(Chain::parts)
+            .filter(|part| part.is_usable() && !self.present.has(part).unwrap_or(false))
+            .collect();
+        let bytes = missing.iter().map(|part| part.object.size).sum();
+        (self.observer)(CopyEvent::Planned {
+            snapshots: missing.len(),
+            bytes,
+        });
+    }
+
+    /// Copies one chain in order; stops at the first snapshot that can't be copied.
+    async fn chain(&mut self, chain: &Chain<'_>) -> Result<()> {
+        let mut missing = Vec::new();
+        for part in chain.parts().filter(|part| part.is_usable()) {
+            match self.present.has(part) {
+                Ok(true) => self.copied.present += 1,
+                Ok(false) => missing.push(part),
+                Err(error) => return self.fail(part, error),
+            }
+        }
+        let source = self.source;
+        let mut contents = stream::iter(missing)
+            .map(|part| async move { (part, read_ahead(source, part).await) })
+            .buffered(READ_AHEAD);
+        while let Some((part, content)) = contents.next().await {
+            let sent = match content {
+                Ok(content) => self.send(part, content).await,
+                Err(error) => Err(error),
+            };
+            match sent {
+                Ok(()) => {
+                    info!(name = %part.name, "copied");
+                    (self.observer)(CopyEvent::Copied(&part.name));
+                    self.copied.snapshots += 1;
+                    self.copied.bytes += part.object.size;
+                }
+                Err(error) => return self.fail(part, error),
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(&self, part: &StoredSnapshot, content: Content) -> Result<()> {
+        let size = part.object.size;
+        let body = match content {
+            Content::Whole(bytes) => Body::from_bytes(bytes),
+            Content::Stream => Body::from_stream(checked(self.source, part).await?, Some(size)),
+        };
+        let observer = Arc::clone(&self.observer);
+        let body = body.inspect(move |bytes| observer(CopyEvent::Sent(bytes.len() as u64)));
+        let is_final = part.name.is_final && self.options.keep_final;
+        let stored = self
+            .target
+            .put(&part.name.clone().with_final(is_final), body)
+            .await;
+        stored.map(drop).map_err(|error| blame(error, part))
+    }
+
+    /// Notes what is wrong with one snapshot; passes on what is wrong with a store.
+    fn fail(&mut self, part: &StoredSnapshot, error: Error) -> Result<()> {
+        if !matches!(
+            error.class(),
+            Class::Corrupt
+                | Class::SourceFailed
+                | Class::NotFound
+                | Class::AlreadyExists
+                | Class::PayloadRejected
+        ) {
+            return Err(error);
+        }
+        warn!(name = %part.name, %error, "not copied, nor is what follows in its chain");
+        (self.observer)(CopyEvent::Failed(&part.name, &error));
+        self.copied.failed.push((part.name.clone(), error));
+        Ok(())
+    }
+}
+
+/// Small snapshots whole and checked.
+async fn read_ahead(source: &dyn SnapStore, part: &StoredSnapshot) -> Result<Content> {
+    if part.object.size > READ_AHEAD_SIZE {
+        return Ok(Content::Stream);
+    }
+    let pieces: Vec<Bytes> = checked(source, part)
+        .await?
+        .try_collect()
+        .await
+        .map_err(|e| from_check(e, part))?;
+    Ok(Content::Whole(pieces.concat().into()))
+}
+
+async fn checked(
+    source: &dyn SnapStore,
+    part: &StoredSnapshot,
+) -> Result<BoxStream<'static, io::Result<Bytes>>> {
+    let stream = source.get(&part.object, None).await?;
+    Ok(verify::verified(stream, part.name.compression).boxed())
+}
+
+/// An upload that failed for its content's sake is the source's fault.
+fn blame(error: Error, part: &StoredSnapshot) -> Error {
+    error
+        .into_source::<io::Error>()
+        .map_or_else(|error| error, |cause| from_check(cause, part))
+}
+
+/// What stopped the reading of a snapshot: its store, or the check.
+fn from_check(cause: io::Error, part: &StoredSnapshot) -> Error {
+    cause.downcast::<Error>().unwrap_or_else(|cause| {
+        Error::new(
+            Class::Corrupt,
+            format!("check snapshot {}", part.object.key),
+            cause.to_string(),
+        )
+    })
+}
