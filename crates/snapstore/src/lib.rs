@@ -13,10 +13,12 @@ mod listing;
 mod local;
 pub mod name;
 mod reload;
+mod request;
 pub mod retention;
 mod s3;
 mod store;
 mod transport;
+mod upload;
 
 pub use etcd_storage::compression::Compression;
 

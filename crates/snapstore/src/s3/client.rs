@@ -5,30 +5,22 @@ use std::net::IpAddr;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use md5::{Digest as _, Md5};
 use object_store::{
     Certificate, ClientOptions,
     aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer},
-    client::{HttpClient, HttpConnector as _, HttpRequest, HttpResponse},
+    client::{HttpClient, HttpConnector as _, HttpResponse},
 };
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use sha2::Sha256;
 
 use super::settings::{Encryption, Keys, Settings};
 use crate::{
     config::{StoreConfig, invalid},
     error::{Class, Error, Result},
-    transport::{Connector, Failure, client_options, resume},
+    request::{self, Call, credentials_failed},
+    transport::{Connector, client_options, resume},
 };
-
-/// All but what RFC 3986 calls unreserved, as signatures want it.
-const QUERY: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
-const PATH: &AsciiSet = &QUERY.remove(b'/');
 
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
 
@@ -105,58 +97,44 @@ impl Client {
         })
     }
 
-    /// Sends a signed request about the bucket (`key` empty) or an object.
+    /// Sends a signed request about the bucket (`path` empty) or an object.
     pub(super) async fn send(&self, call: Call<'_>, action: &str) -> Result<HttpResponse> {
-        let mut url = self.bucket_url.clone();
-        if !call.key.is_empty() || call.query.is_empty() {
-            url.push('/');
-            url.extend(utf8_percent_encode(call.key, PATH));
-        }
-        for (index, (name, value)) in call.query.iter().enumerate() {
-            url.push(if index == 0 { '?' } else { '&' });
-            url.push_str(name);
-            url.push('=');
-            url.extend(utf8_percent_encode(value, QUERY));
-        }
-        let uri = url
-            .parse::<http::Uri>()
-            .map_err(|e| Error::new(Class::InvalidConfig, action, e.to_string()))?;
-        let mut request = HttpRequest::new(call.body.clone().into());
-        *request.method_mut() = call.method;
-        *request.uri_mut() = uri;
-        *request.headers_mut() = call.headers;
-        if let Some(digest) = call.digest.filter(|_| self.checksums) {
+        self.send_signed(call, None, action).await
+    }
+
+    /// The same with `digest`, that of the body, which is content of an object.
+    pub(super) async fn send_content(
+        &self,
+        mut call: Call<'_>,
+        digest: Digest,
+        action: &str,
+    ) -> Result<HttpResponse> {
+        if self.checksums {
             let value = HeaderValue::try_from(digest.base64());
-            request
-                .headers_mut()
-                .extend(value.ok().map(|value| (CHECKSUM, value)));
+            call.headers.extend(value.ok().map(|value| (CHECKSUM, value)));
         }
+        self.send_signed(call, Some(digest), action).await
+    }
+
+    async fn send_signed(
+        &self,
+        call: Call<'_>,
+        digest: Option<Digest>,
+        action: &str,
+    ) -> Result<HttpResponse> {
+        let mut request = call.request(&self.bucket_url, action)?;
         let credential = self.store.credentials().get_credential().await;
         let credential = credential.map_err(|e| credentials_failed(&e, action))?;
         AwsAuthorizer::new(&credential, "s3", &self.region)
-            .try_authorize(&mut request, call.digest.as_ref().map(|digest| &digest.0[..]))
+            .try_authorize(&mut request, digest.as_ref().map(|digest| &digest.0[..]))
             .map_err(|e| Error::new(Class::CredentialsUnavailable, action, e.to_string()))?;
-        let answer = self.http.execute(request).await;
-        answer.map_err(|e| from_http(&e, action))
+        request::execute(&self.http, request, action).await
     }
 
     /// As [`send`](Self::send), with the whole answer's body.
     pub(super) async fn fetch(&self, call: Call<'_>, action: &str) -> Result<Bytes> {
-        let body = self.send(call, action).await?.into_body();
-        body.bytes().await.map_err(|e| from_http(&e, action))
+        request::read(self.send(call, action).await?, action).await
     }
-}
-
-/// A request.
-#[derive(Debug, Default)]
-pub(super) struct Call<'a> {
-    pub method: Method,
-    pub key: &'a str,
-    pub query: Vec<(&'static str, &'a str)>,
-    pub headers: HeaderMap,
-    pub body: Bytes,
-    /// Of the body, when it is the content of an object.
-    pub digest: Option<Digest>,
 }
 
 /// A SHA-256 value.
@@ -171,11 +149,6 @@ impl Digest {
     pub(super) fn base64(self) -> String {
         BASE64_STANDARD.encode(self.0)
     }
-}
-
-/// A header's value.
-pub(super) fn text(headers: &HeaderMap, name: &str) -> Option<String> {
-    headers.get(name)?.to_str().ok().map(str::to_owned)
 }
 
 struct Address {
@@ -263,17 +236,4 @@ fn encryption_headers(encryption: &Encryption) -> Result<(HeaderMap, HeaderMap)>
             Ok((headers(&fields)?, headers(&fields)?))
         }
     }
-}
-
-fn from_http(error: &object_store::client::HttpError, action: &str) -> Error {
-    Failure::find(error).map_or_else(
-        || Error::new(Class::Unreachable, action, error.to_string()),
-        |failure| failure.to_error(action),
-    )
-}
-
-/// No ambient identity looks like an unreachable metadata service.
-fn credentials_failed(error: &object_store::Error, action: &str) -> Error {
-    let detail = Failure::find(error).map_or_else(|| error.to_string(), ToString::to_string);
-    Error::new(Class::CredentialsUnavailable, action, detail)
 }

@@ -18,10 +18,7 @@ use object_store::{GetOptions, GetRange, ObjectStore as _, path::Path};
 use tracing::{debug, warn};
 
 pub(crate) use self::settings::Flavor;
-use self::{
-    client::{Call, Client, text},
-    settings::Settings,
-};
+use self::{client::Client, settings::Settings};
 use crate::{
     body::{Body, ByteStream},
     config::StoreConfig,
@@ -29,8 +26,10 @@ use crate::{
     listing::{Layout, Listing, Object, Raw, StoredSnapshot},
     name::SnapshotName,
     reload::Reloading,
+    request::{Call, text},
     store::{Immutability, SnapStore},
     transport::from_library,
+    upload::{Ticket, Upload as _},
 };
 
 /// Tag that hides a snapshot which can't be deleted.
@@ -182,7 +181,7 @@ impl S3Store {
         match client
             .fetch(
                 Call {
-                    key: &object.key,
+                    path: &object.key,
                     query,
                     ..Call::default()
                 },
@@ -257,7 +256,12 @@ impl SnapStore for S3Store {
     async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
         let client = self.clients.get();
         let key = format!("{}v2/{name}", self.prefix);
-        let object = upload::Upload::new(&client, key).run(body).await?;
+        let object = upload::S3Upload {
+            client: &client,
+            ticket: Ticket::new(key),
+        }
+        .run(body)
+        .await?;
         Ok(StoredSnapshot {
             name: name.clone(),
             layout: Layout::V2,
@@ -297,7 +301,7 @@ impl SnapStore for S3Store {
             .collect();
         let call = Call {
             method: Method::DELETE,
-            key: &object.key,
+            path: &object.key,
             query,
             ..Call::default()
         };
@@ -371,7 +375,7 @@ async fn is_locked(client: &Client, object: &Object) -> bool {
     };
     let until =
         text(&headers, "x-amz-object-lock-retain-until-date").and_then(|t| t.parse::<Timestamp>().ok());
-    text(&headers, "x-amz-object-lock-legal-hold").as_deref() == Some("ON")
+    text(&headers, "x-amz-object-lock-legal-hold") == Some("ON")
         || until.is_some_and(|until| until > Timestamp::now())
 }
 
@@ -384,7 +388,7 @@ async fn head(client: &Client, key: &str, version: Option<&str>) -> Result<Optio
         .collect();
     let call = Call {
         method: Method::HEAD,
-        key,
+        path: key,
         query,
         headers: client.customer_key.clone(),
         ..Call::default()

@@ -1,0 +1,103 @@
+//! Requests of our own to object stores, before they are signed, and their answers.
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, header};
+use jiff::Timestamp;
+use object_store::client::{HttpClient, HttpError, HttpRequest, HttpResponse};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+
+use crate::{
+    error::{Class, Error, Result},
+    transport::Failure,
+};
+
+/// All but what RFC 3986 calls unreserved, as signatures want it.
+pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+const PATH: &AsciiSet = &QUERY.remove(b'/');
+
+/// What is asked of a store.
+#[derive(Debug, Default)]
+pub(crate) struct Call<'a> {
+    pub method: Method,
+    /// Below the base address; may be empty.
+    pub path: &'a str,
+    pub query: Vec<(&'static str, &'a str)>,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Call<'_> {
+    /// `base`: without a slash at its end.
+    pub(crate) fn request(self, base: &str, action: &str) -> Result<HttpRequest> {
+        let mut url = base.to_owned();
+        if !self.path.is_empty() || self.query.is_empty() {
+            url.push('/');
+            url.extend(utf8_percent_encode(self.path, PATH));
+        }
+        for (index, (name, value)) in self.query.iter().enumerate() {
+            url.push(if index == 0 { '?' } else { '&' });
+            url.push_str(name);
+            url.push('=');
+            url.extend(utf8_percent_encode(value, QUERY));
+        }
+        let uri = url.parse::<http::Uri>();
+        let uri = uri.map_err(|e| Error::new(Class::InvalidConfig, action, e.to_string()))?;
+        let mut request = HttpRequest::new(self.body.clone().into());
+        *request.method_mut() = self.method;
+        *request.uri_mut() = uri;
+        *request.headers_mut() = self.headers;
+        // Also when it is 0: some stores want it said.
+        if matches!(*request.method(), Method::PUT | Method::POST) {
+            request
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, self.body.len().into());
+        }
+        Ok(request)
+    }
+}
+
+pub(crate) async fn execute(client: &HttpClient, request: HttpRequest, action: &str) -> Result<HttpResponse> {
+    client.execute(request).await.map_err(|e| from_http(&e, action))
+}
+
+/// The whole body of an answer that is known to be short.
+pub(crate) async fn read(response: HttpResponse, action: &str) -> Result<Bytes> {
+    response
+        .into_body()
+        .bytes()
+        .await
+        .map_err(|e| from_http(&e, action))
+}
+
+pub(crate) fn from_http(error: &HttpError, action: &str) -> Error {
+    Failure::find(error).map_or_else(
+        || Error::new(Class::Unreachable, action, error.to_string()),
+        |failure| failure.to_error(action),
+    )
+}
+
+/// No ambient identity looks like an unreachable metadata service.
+pub(crate) fn credentials_failed(error: &object_store::Error, action: &str) -> Error {
+    let detail = Failure::find(error).map_or_else(|| error.to_string(), ToString::to_string);
+    Error::new(Class::CredentialsUnavailable, action, detail)
+}
+
+/// A header's value.
+pub(crate) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// `Last-Modified`, or another header with a time of RFC 9110.
+pub(crate) fn time(headers: &HeaderMap, name: &str) -> Option<Timestamp> {
+    let time = jiff::fmt::rfc2822::parse(text(headers, name)?).ok()?;
+    Some(time.timestamp())
+}
+
+/// `ETag` and `Content-Length`.
+pub(crate) fn length(headers: &HeaderMap) -> Option<u64> {
+    text(headers, "content-length")?.parse().ok()
+}
