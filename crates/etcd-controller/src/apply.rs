@@ -140,13 +140,11 @@ async fn one_member(
     );
     if let Some(live) = live {
         let learner = api::labels::annotation::CREATE_AS_LEARNER;
-        let annotations = wanted.annotations_mut();
-        annotations.remove(learner);
-        annotations.extend(
-            live.annotations()
-                .get_key_value(learner)
-                .map(|(k, v)| (k.clone(), v.clone())),
-        );
+        let born = live
+            .annotations()
+            .get_key_value(learner)
+            .map(|(key, value)| (key.clone(), value.clone()));
+        wanted.metadata.annotations = born.map(|annotation| [annotation].into());
     }
     one(applier, &caches.members, &wanted).await
 }
