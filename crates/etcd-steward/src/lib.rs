@@ -2,6 +2,7 @@
 
 pub mod backup;
 pub mod bootstrap;
+pub mod chain;
 pub mod config;
 pub mod etcd;
 pub mod exit_record;

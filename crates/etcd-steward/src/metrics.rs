@@ -39,7 +39,6 @@ struct Verdict {
 /// What is measured.
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    registry: Registry,
     latest_revision: Family<OfKind, Gauge>,
     latest_timestamp: Family<OfKind, Gauge>,
     required: Family<OfKind, Gauge>,
@@ -60,7 +59,6 @@ impl Metrics {
     /// Registers everything.
     pub fn new(registry: &Registry) -> Self {
         let metrics = Self {
-            registry: registry.clone(),
             latest_revision: Family::default(),
             latest_timestamp: Family::default(),
             required: Family::default(),
@@ -126,11 +124,6 @@ impl Metrics {
             );
         });
         metrics
-    }
-
-    /// The registry that everything is in.
-    pub fn registry(&self) -> &Registry {
-        &self.registry
     }
 
     /// A snapshot was stored.

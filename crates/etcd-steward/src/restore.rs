@@ -1,23 +1,193 @@
-//! Fills the data directory from the backups.
+//! Fills the data directory from the backups: beside the old one, which is moved aside when the new one is complete.
 
-use crate::bootstrap::evidence::Scene;
+use std::{ops::ControlFlow, path::Path};
 
-/// Why the backups weren't restored.
+use api::v1alpha1::{
+    MemberState, MemberSubState, Restoration, RestorationStatus, RestorationType, transition_reason as reason,
+};
+use etcd_storage::{
+    assemble::Progress,
+    chain, cluster,
+    object::Target,
+    restore::{Options, Restored, restore},
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use operator::reconcile::chain as causes;
+use tokio::runtime::Handle;
+use tracing::info;
+
+use crate::{bootstrap::evidence::Scene, chain as stored_chain, member::whole_seconds};
+
+/// Why the backups weren't restored. The data directory is as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// Pending.
-    #[error("not there yet")]
-    Pending,
+    /// There is no store.
+    #[error("no backup store is configured")]
+    NoStore,
+    /// The store refused, or couldn't be reached.
+    #[error("backup store {location}: {source}")]
+    Store {
+        /// The store.
+        location: String,
+        /// Why.
+        #[source]
+        source: snapstore::Error,
+    },
+    /// The snapshots don't make a chain.
+    #[error("the backups can't be restored: {0}")]
+    Plan(#[from] chain::Error),
+    /// An object is damaged, or the result can't be written.
+    #[error("the backups can't be restored: {0}")]
+    Engine(#[from] etcd_storage::assemble::Error),
+    /// The new cluster can't be described.
+    #[error("the restored cluster: {0}")]
+    Cluster(#[from] cluster::Error),
+    /// The volume can't be written.
+    #[error("write the restored data directory: {0}")]
+    Volume(#[from] std::io::Error),
+    /// It was broken off.
+    #[error("the restore was broken off: {0}")]
+    BrokenOff(String),
 }
 
 impl RestoreError {
     /// The reason in the member's condition.
     pub fn reason(&self) -> &'static str {
-        "Restore"
+        match self {
+            Self::NoStore => "NoStore",
+            Self::Store { source, .. } => source.reason(),
+            Self::Plan(_) => api::conditions::member::CHAIN_DAMAGED,
+            Self::Engine(_) => "RestorationFailed",
+            Self::Cluster(_) => "InvalidConfiguration",
+            Self::Volume(_) => "VolumeUnwritable",
+            Self::BrokenOff(_) => "BrokenOff",
+        }
     }
 }
 
-/// Restores.
-pub async fn run(_scene: &Scene) -> Result<(), RestoreError> {
-    Err(RestoreError::Pending)
+/// Restores the newest state as a cluster of this member alone; the others join it.
+pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
+    scene.status.transition(
+        MemberState::Initializing,
+        Some(MemberSubState::Restoration),
+        reason::DB_VALIDATION_FAILED,
+        "fills the data directory from the backups",
+    );
+    let begun = Time(whole_seconds(Timestamp::now()));
+    note(
+        scene,
+        &begun,
+        RestorationStatus::InProgress,
+        "reads the backups",
+        None,
+    );
+    let restored = fill(scene).await;
+    match &restored {
+        Ok(restored) => {
+            let message = format!("restored to revision {} from the backups", restored.revision);
+            info!(?restored, "restored");
+            note(
+                scene,
+                &begun,
+                RestorationStatus::Success,
+                &message,
+                Some(restored.revision),
+            );
+            if let Some(kubernetes) = &scene.kubernetes {
+                kubernetes.tell("Restore", "Restored", &message).await;
+            }
+        }
+        Err(error) => note(scene, &begun, RestorationStatus::Failed, &causes(error), None),
+    }
+    restored.map(|_| ())
+}
+
+async fn fill(scene: &Scene) -> Result<Restored, RestoreError> {
+    let store = scene.store.clone().ok_or(RestoreError::NoStore)?;
+    let failed = |source| RestoreError::Store {
+        location: store.location().to_owned(),
+        source,
+    };
+    let listing = store.list().await.map_err(failed)?;
+    let plan = stored_chain::plan(&listing, None)?;
+    let end = plan.end;
+    let broken = |what: &str| RestoreError::BrokenOff(what.to_owned());
+    let chain = stored_chain::open(&store, &listing, &plan, &Handle::current())
+        .ok_or_else(|| broken("the listing changed"))?;
+    let fresh = scene.data_dir.with_extension("restored");
+    remove(&fresh)?;
+    let options = Options {
+        data_dir: fresh.clone(),
+        cluster: cluster::NewCluster::new(
+            &scene.cluster.token,
+            [(scene.member.name.clone(), scene.member.peer_urls.clone())],
+        )?,
+        member: scene.member.name.clone(),
+        target: Target::Latest,
+        minor: None,
+        bump_revision: None,
+        unknown_lease_ttl: None,
+    };
+    let status = scene.status.clone();
+    let work = tokio::task::spawn_blocking(move || {
+        let mut tell = |progress: Progress| {
+            let percent = percent(progress.objects_done, progress.objects);
+            let message = format!(
+                "restores: object {} of {}, revision {} of {end}, {} MiB read",
+                progress.objects_done,
+                progress.objects,
+                progress.revision,
+                progress.bytes >> 20
+            );
+            status.progress(percent, &message);
+            ControlFlow::Continue(())
+        };
+        restore(&chain, &options, &mut tell)
+    });
+    let restored = work.await.map_err(|error| broken(&error.to_string()))??;
+    swap(&fresh, &scene.data_dir)?;
+    Ok(restored)
+}
+
+fn percent(done: usize, of: usize) -> i32 {
+    i32::try_from(done * 100 / of.max(1)).unwrap_or(100)
+}
+
+/// Puts the new data directory in the place of the old one, which is kept under another name.
+fn swap(fresh: &Path, data_dir: &Path) -> std::io::Result<()> {
+    if data_dir.exists() {
+        let aside = data_dir.with_extension(format!("aside-{}", Timestamp::now().as_second()));
+        info!(to = %aside.display(), "moving the old data directory aside");
+        std::fs::rename(data_dir, aside)?;
+    }
+    std::fs::rename(fresh, data_dir)?;
+    match data_dir.parent() {
+        Some(volume) => std::fs::File::open(volume)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// What an earlier try left.
+fn remove(folder: &Path) -> std::io::Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn note(scene: &Scene, begun: &Time, status: RestorationStatus, message: &str, revision: Option<i64>) {
+    let ended = status != RestorationStatus::InProgress;
+    scene.status.update(|member| {
+        member.last_restoration = Some(Restoration {
+            type_: RestorationType::FromSnapshot,
+            status,
+            reason: None,
+            message: Some(message.to_owned()),
+            start_time: Some(begun.clone()),
+            end_time: ended.then(|| Time(whole_seconds(Timestamp::now()))),
+            snapshot: None,
+            revision,
+        });
+    });
 }

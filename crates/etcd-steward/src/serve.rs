@@ -1,6 +1,6 @@
 //! `serve`: puts the parts of the steward together and runs them until it is told to stop.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{os::unix::fs::PermissionsExt as _, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use api::{
@@ -30,7 +30,7 @@ use crate::{
     bootstrap::{Bootstrap, evidence::Scene, session::Sessions},
     config::{self, Args},
     etcd::{Connector, host_port},
-    member::{Status, kubernetes::Kubernetes, monitor::Monitor},
+    member::{Status, kubernetes::Kubernetes, monitor::Monitor, promotion},
     metrics::Metrics,
     server::{self, Api, Security, operations::Operations, tls::Certificates},
 };
@@ -125,12 +125,21 @@ impl Steward {
             connector.clone(),
             status.clone(),
             self.config.cluster.peer_tls,
+            metrics.clone(),
             sessions.running(),
         );
         if let Some(kubernetes) = &kubernetes {
             self.publish(kubernetes, &status, &monitor)?;
         }
         self.part(monitor.run(self.shutdown.clone()));
+        self.part(promotion::run(
+            status.clone(),
+            connector.clone(),
+            self.config.cluster.clone(),
+            self.member.name.clone(),
+            kubernetes.clone(),
+            self.shutdown.clone(),
+        ));
         let backups = match store {
             Some(store) => Some(self.own_backups(store, &connector, &status, kubernetes, metrics)?),
             None => None,
@@ -257,6 +266,7 @@ impl Steward {
         }
         let listener = UnixListener::bind(&self.args.socket)
             .with_context(|| format!("listen on {} for the launcher", self.args.socket))?;
+        std::fs::set_permissions(&self.args.socket, std::fs::Permissions::from_mode(0o600))?;
         let shutdown = self.shutdown.clone();
         self.part(async move {
             let served = tonic::transport::Server::builder()

@@ -148,6 +148,7 @@ impl Owner {
             Err(error) => return error,
         };
         self.learn(|known| known.owner = true);
+        self.metrics.set_owner(true);
         self.status.update(|status| status.backup_owner = Some(true));
         self.orders.send_replace(Some(sender));
         match snapshotter.run(orders).await {
@@ -159,6 +160,7 @@ impl Owner {
     fn resign(&self) {
         self.orders.send_replace(None);
         self.learn(|known| known.owner = false);
+        self.metrics.set_owner(false);
         self.status.update(|status| status.backup_owner = Some(false));
     }
 

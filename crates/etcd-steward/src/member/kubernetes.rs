@@ -118,6 +118,23 @@ impl Kubernetes {
         }
     }
 
+    /// The member votes: it is no learner to be any more.
+    pub async fn promoted(&self) {
+        self.tell("Join", "PromotedAsVotingMember", "the member votes")
+            .await;
+        let patch = json!({"metadata": {"annotations": {labels::annotation::CREATE_AS_LEARNER: null}}});
+        if let Err(error) = self
+            .members
+            .patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+        {
+            warn!(
+                error = chain(&error),
+                "failed to take the learner annotation away"
+            );
+        }
+    }
+
     /// Writes the status now, and says whether it is stored: for records that must be there before the next step.
     pub async fn publish_now(&self, status: &EtcdMemberStatus) -> kube::Result<()> {
         let patch = json!({

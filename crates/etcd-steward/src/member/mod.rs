@@ -2,11 +2,12 @@
 
 pub mod kubernetes;
 pub mod monitor;
+pub mod promotion;
 
 use std::sync::Arc;
 
 use api::v1alpha1::{
-    Condition, ConditionStatus, EtcdMemberStatus, Initialization, MemberRole, MemberState, MemberSubState,
+    Condition, ConditionStatus, EtcdMemberStatus, Initialization, MemberState, MemberSubState,
     MemberTransition,
 };
 use jiff::Timestamp;
@@ -90,11 +91,6 @@ impl Status {
                 message: message.to_owned(),
             });
         });
-    }
-
-    /// Whether the member leads its cluster.
-    pub fn leads(&self) -> bool {
-        self.read(|status| status.role == Some(MemberRole::Leader))
     }
 }
 

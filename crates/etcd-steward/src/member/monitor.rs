@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 
 use super::Status;
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
+use crate::metrics::Metrics;
 
 /// etcd has no watch for its own state, so it is asked. A local call, well below a millisecond.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -36,6 +37,7 @@ pub struct Monitor {
     connector: Connector,
     status: Status,
     peer_tls: bool,
+    metrics: Metrics,
     running: watch::Receiver<Option<String>>,
     alive: watch::Sender<bool>,
 }
@@ -46,12 +48,14 @@ impl Monitor {
         connector: Connector,
         status: Status,
         peer_tls: bool,
+        metrics: Metrics,
         running: watch::Receiver<Option<String>>,
     ) -> Self {
         Self {
             connector,
             status,
             peer_tls,
+            metrics,
             running,
             alive: watch::Sender::new(false),
         }
@@ -133,6 +137,7 @@ impl Monitor {
         let own = answer.header().map_or(0, etcd_client::ResponseHeader::member_id);
         let cluster = answer.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
         let role = role_of(answer, own);
+        self.metrics.set_learner(answer.is_learner());
         self.status.update(|status| {
             status.id = Some(hex_id(own));
             status.cluster_id = Some(hex_id(cluster));
