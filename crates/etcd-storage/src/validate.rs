@@ -7,6 +7,7 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -138,9 +139,12 @@ fn examine(data_dir: &Path, wait: Duration, all: bool) -> Result<DataDir, Fault>
 
 /// Database and log are read at the same time.
 fn read_all(db: &Db, wal: &Path) -> Result<(wal::Contents, bolt::PageCount), Fault> {
+    let checked = AtomicBool::new(false);
     let (log, pages) = thread::scope(|scope| {
         let log = scope.spawn(|| wal::read(wal));
+        scope.spawn(|| db.prefetch(&checked));
         let pages = bolt::check(db);
+        checked.store(true, Ordering::Relaxed);
         (log.join(), pages)
     });
     let log = log.map_err(|_| Fault::Unknown("reading of the log ended early".to_owned()))?;

@@ -295,7 +295,11 @@ fn chain_of(minor: Minor) {
     etcd.etcdctl(&["user", "add", "root:secret"]);
     etcd.etcdctl(&["user", "grant-role", "root", "root"]);
     let base = dir.path().join("base.db");
+    // An alarm names a member of the source; restored, it would keep the new cluster from being written to.
+    let alarm = |action| json!({"action": action, "memberID": "0", "alarm": "NOSPACE"});
+    etcd.post("/v3/maintenance/alarm", &alarm("ACTIVATE"));
     etcd.snapshot(&base);
+    etcd.post("/v3/maintenance/alarm", &alarm("DEACTIVATE"));
     etcd.grant(13, 3000);
     etcd.grant(14, 4000);
     etcd.put("/l/new", b"1", 13);
@@ -332,6 +336,7 @@ fn chain_of(minor: Minor) {
     etcd.revoke(13);
     assert_eq!(etcd.value("/l/new"), None, "the key hangs on its lease");
     assert_eq!(etcd.value("/l/base"), Some(b"1".to_vec()));
+    etcd.put("/after", b"restore", 0);
     etcd.user = Some("root:secret");
     etcd.etcdctl(&["auth", "enable"]);
     assert!(etcd.etcdctl(&["user", "list"]).contains("root"));

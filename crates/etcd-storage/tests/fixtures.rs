@@ -183,3 +183,73 @@ fn a_target_beyond_the_end_is_refused() {
         "{error}"
     );
 }
+
+/// What a killed restore has left under the temporary name is of no consequence to the next.
+#[test]
+fn leftovers_of_a_killed_restore_are_replaced() {
+    let case = common::case("none");
+    let dir = tempfile::tempdir().unwrap();
+    let data_dir = dir.path().join("default.etcd");
+    let leftover = dir.path().join("default.etcd.part/member/snap");
+    std::fs::create_dir_all(&leftover).unwrap();
+    std::fs::write(leftover.join("db"), b"half a database").unwrap();
+    std::fs::write(leftover.join("0000000000000009-0000000000000009.snap"), b"junk").unwrap();
+    restore_to(&plan(&case.objects(), None).unwrap(), &data_dir).unwrap();
+    assert_restored(&case, &data_dir);
+    assert_eq!(
+        std::fs::read_dir(data_dir.join("member/snap")).unwrap().count(),
+        2
+    );
+    assert!(!dir.path().join("default.etcd.part").exists());
+}
+
+#[test]
+fn a_data_dir_with_content_is_never_touched() {
+    let case = common::case("none");
+    let dir = tempfile::tempdir().unwrap();
+    let kept = dir.path().join("member");
+    std::fs::create_dir(&kept).unwrap();
+    let error = restore_to(&plan(&case.objects(), None).unwrap(), dir.path()).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Io {
+                action: "restore into",
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert!(kept.exists());
+}
+
+/// Progress grows to the end, and its caller can stop the work.
+#[test]
+fn progress_is_told_and_can_stop() {
+    let case = common::case("many-deltas");
+    let chain = plan(&case.objects(), None).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let mut last = None;
+    let target = options(&dir.path().join("whole"));
+    restore(&chain, &target, &mut |progress| {
+        assert!(last.is_none_or(|last: etcd_storage::restore::Progress| {
+            last.objects_done <= progress.objects_done && last.bytes <= progress.bytes
+        }));
+        last = Some(progress);
+        ControlFlow::Continue(())
+    })
+    .unwrap();
+    let last = last.unwrap();
+    assert_eq!((last.objects_done, last.objects, last.revision), (121, 121, 150));
+    let target = options(&dir.path().join("stopped"));
+    let error = restore(&chain, &target, &mut |progress| {
+        if progress.objects_done < 60 {
+            ControlFlow::Continue(())
+        } else {
+            ControlFlow::Break(())
+        }
+    })
+    .unwrap_err();
+    assert!(matches!(error, Error::Stopped), "{error}");
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}

@@ -4,12 +4,16 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::cursor::Cursor;
 use super::format::{
     BRANCH_PAGE, BUCKET, BucketHeader, HEADER, LEAF_PAGE, META, Meta, MetaFault, PageHeader,
 };
 use super::{Error, format};
+
+/// Bytes that are prefetched at a time.
+const PREFETCH: usize = 1 << 20;
 
 /// A database that is read in place, page by page; nothing is ever written to it.
 #[derive(Debug)]
@@ -104,6 +108,19 @@ impl Db {
     /// The file can't be read or is damaged.
     pub fn bucket(&self, name: &[u8]) -> Result<Option<Bucket>, Error> {
         Ok(self.buckets()?.into_iter().find(|bucket| bucket.name == name))
+    }
+
+    /// Reads the file from start to end, so that what others read in the order of keys is in memory already: disks
+    /// are slow at anything else. Ends early when told to, or when the file can't be read; the others will see that.
+    pub(crate) fn prefetch(&self, stop: &AtomicBool) {
+        let mut chunk = vec![0; PREFETCH];
+        let mut offset = 0;
+        while !stop.load(Ordering::Relaxed) {
+            match self.file.read_at(&mut chunk, offset) {
+                Ok(count) if count > 0 => offset += count as u64,
+                _ => break,
+            }
+        }
     }
 
     pub(super) fn root_cursor(&self) -> Cursor<'_> {
