@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 /// Long enough for a machine that does other things as well.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_mins(2);
 
 /// A namespace of its own in the cluster under test.
 #[derive(Clone)]
@@ -100,15 +100,14 @@ impl Lab {
         K: Resource<Scope = Scoped, DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
     {
         let condition = |object: Option<&K>| object.is_some_and(&is);
-        match timeout(PATIENCE, await_condition(self.api::<K>(), name, condition)).await {
-            Ok(object) => object?.context("it is gone"),
-            Err(_) => {
-                let now = self.api::<K>().get_opt(name).await?;
-                Err(anyhow!(
-                    "waited {PATIENCE:?} for {} {name} to {what}; it is {now:#?}",
-                    K::kind(&())
-                ))
-            }
+        if let Ok(object) = timeout(PATIENCE, await_condition(self.api::<K>(), name, condition)).await {
+            object?.context("it is gone")
+        } else {
+            let now = self.api::<K>().get_opt(name).await?;
+            Err(anyhow!(
+                "waited {PATIENCE:?} for {} {name} to {what}; it is {now:#?}",
+                K::kind(&())
+            ))
         }
     }
 

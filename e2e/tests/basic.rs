@@ -24,7 +24,7 @@ async fn life(lab: Lab, size: u32, store: Store) -> anyhow::Result<()> {
     let backup = lab.backup(store).await?;
     lab.apply::<Etcd>(&etcd("t1", size, &backup)).await?;
     let took = lab.until_ready("t1").await?;
-    println!("{size} members with {store:?} ready after {took:.1?}");
+    eprintln!("{size} members with {store:?} ready after {took:.1?}");
     lab.check_cluster("t1", usize::try_from(size)?).await?;
 
     lab.put_keys("t1-0", "/life/", 5).await?;
@@ -114,7 +114,7 @@ async fn lose_a_service(lab: &Lab) -> anyhow::Result<()> {
     })
     .await?;
     let took = begun.elapsed();
-    println!("a deleted Service was back after {took:.2?}");
+    eprintln!("a deleted Service was back after {took:.2?}");
     ensure!(
         took < Duration::from_secs(5),
         "the Service was back only after {took:?}"

@@ -230,7 +230,6 @@ fn status_differs(live: &Value, wanted: &Value, ours: &[&str]) -> bool {
         let (live, wanted) = (live.get(field), wanted.get(field));
         match (*field, live, wanted) {
             (_, None, Some(wanted)) => !is_empty(wanted),
-            (_, None, None) => false,
             ("conditions", Some(Value::Array(live)), Some(Value::Array(wanted))) => {
                 wanted.iter().any(|wanted| {
                     !live
@@ -238,7 +237,7 @@ fn status_differs(live: &Value, wanted: &Value, ours: &[&str]) -> bool {
                         .any(|live| live.get("type") == wanted.get("type") && contains(live, wanted))
                 })
             }
-            ("conditions", Some(_), None) => false,
+            (_, None, None) | ("conditions", Some(_), None) => false,
             (_, Some(live), None) => !is_empty(live),
             (_, Some(live), Some(wanted)) => live != wanted,
         }

@@ -14,7 +14,7 @@ const ENV_PREFIX: &str = "DRUID__";
 const SECRET_WORDS: [&str; 4] = ["password", "token", "secretkey", "credential"];
 
 /// The configuration of a controller: what all of them share, and its own part under `controller`.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     default,
     deny_unknown_fields,

@@ -111,7 +111,7 @@ impl Elector {
                     }
                 }
                 Ok(Err(error)) => {
-                    warn!(lease = self.name, %error, "failed to acquire or renew the leader lease")
+                    warn!(lease = self.name, %error, "failed to acquire or renew the leader lease");
                 }
                 Err(_) => warn!(
                     lease = self.name,

@@ -167,15 +167,17 @@ impl<R: Reconciler> Driver<R> {
         }
     }
 
+    #[expect(clippy::needless_pass_by_value, reason = "the signature is kube's")]
     fn retry(guard: Arc<Guarded<R::Object>>, error: &DriverError<R::Error>, driver: Arc<Self>) -> Action {
         let (namespace, name, reason) = (
             guard.namespace().unwrap_or_default(),
             guard.name_any(),
             error.reason(),
         );
-        match error {
-            DriverError::Panic(_) => error!(controller = R::NAME, namespace, name, reason, "{error:#}"),
-            _ => warn!(controller = R::NAME, namespace, name, reason, "{}", chain(error)),
+        if let DriverError::Panic(_) = error {
+            error!(controller = R::NAME, namespace, name, reason, "{error:#}");
+        } else {
+            warn!(controller = R::NAME, namespace, name, reason, "{}", chain(error))
         }
         match error.retry() {
             Retry::OnChange => Action::await_change(),

@@ -145,7 +145,7 @@ impl Stewards {
                             });
                         }
                         Err(error) => {
-                            warn!(secret = name, %error, "watch of the controllers' certificate failed, retrying")
+                            warn!(secret = name, %error, "watch of the controllers' certificate failed, retrying");
                         }
                     }
                 }

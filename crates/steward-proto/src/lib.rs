@@ -3,8 +3,8 @@
 /// Version 1 of the steward's API.
 #[expect(
     clippy::pedantic,
-    clippy::str_to_string,
     clippy::clone_on_ref_ptr,
+    clippy::derive_partial_eq_without_eq,
     reason = "generated code"
 )]
 pub mod v1 {

@@ -78,8 +78,8 @@ fn the_pod_template_does_not_depend_on_what_changes_in_a_life() {
     };
     let plain = built(3, &json!({}));
     let options = json!({"spec": {"etcd": {"quota": "4Gi", "snapshotCount": 5}, "backup": {"deltaSnapshotPeriod": "1m"}}});
-    for other in [built(3, &tls()), built(1, &json!({})), built(5, &options)] {
-        assert_eq!(template(&plain), template(&other));
+    for (replicas, change) in [(3, tls()), (1, json!({})), (5, options)] {
+        assert_eq!(template(&plain), template(&built(replicas, &change)));
     }
 }
 

@@ -186,21 +186,18 @@ impl Snapshotter {
             self.catch_up().await?;
         }
         let waiters: Waiters = waiting.drain(..).map(|order| order.done).collect();
-        match self.collector.cut()? {
-            Some(delta) => {
-                let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
-                Ok(Some(Job {
-                    kind: Kind::Delta,
-                    work,
-                    waiters,
-                }))
+        if let Some(delta) = self.collector.cut()? {
+            let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
+            Ok(Some(Job {
+                kind: Kind::Delta,
+                work,
+                waiters,
+            }))
+        } else {
+            for waiter in waiters {
+                let _ = waiter.send(Ok(None));
             }
-            None => {
-                for waiter in waiters {
-                    let _ = waiter.send(Ok(None));
-                }
-                Ok(None)
-            }
+            Ok(None)
         }
     }
 
@@ -314,8 +311,8 @@ impl Snapshotter {
         self.owner.status.update(|status| {
             status.snapshots.uncovered_revisions = Some(uncovered);
             if status.snapshots.last_full.is_none() {
-                status.snapshots.last_full = known.full.as_ref().map(|full| stored_info(full));
-                status.snapshots.last_delta = known.deltas.last().map(|delta| stored_info(delta));
+                status.snapshots.last_full = known.full.as_ref().map(stored_info);
+                status.snapshots.last_delta = known.deltas.last().map(stored_info);
             }
             let newest = known
                 .deltas

@@ -213,11 +213,10 @@ pub fn decide(evidence: &Evidence) -> Decision {
         Data::Invalid => match evidence.place {
             Place::Only => only_member_damaged(evidence.backups),
             Place::First | Place::Other => match evidence.live {
-                Live::Started => Decision::Rejoin,
+                // The vote of one that has never started may be recorded nowhere but in the damaged data.
+                Live::Started | Live::Unstarted => Decision::Rejoin,
                 Live::NotListed => Decision::Join,
                 Live::UnstartedLearner => Decision::StartAsLearner,
-                // Its vote may be recorded nowhere but in the damaged data.
-                Live::Unstarted => Decision::Rejoin,
                 Live::Unreachable => Decision::Wait(Waiting::PeersUnreachable),
             },
         },

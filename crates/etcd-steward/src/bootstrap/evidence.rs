@@ -153,7 +153,7 @@ impl Scene {
                     MemberState::Initializing,
                     self.status.read(|status| status.sub_state.clone()),
                     reason::DB_VALIDATION_FAILED,
-                    &reason.to_string(),
+                    &reason.clone(),
                 );
                 Data::Invalid
             }
@@ -264,7 +264,7 @@ impl Scene {
             .members
             .iter()
             .filter(|member| member.name != self.member.name);
-        let urls: Vec<&String> = others.flat_map(|member| member.client_urls.first()).collect();
+        let urls: Vec<&String> = others.filter_map(|member| member.client_urls.first()).collect();
         let listening = join_all(urls.iter().map(|url| self.connector.answers(url))).await;
         for (url, _) in urls.into_iter().zip(listening).filter(|(_, listens)| *listens) {
             match self.ask(url).await {

@@ -65,18 +65,15 @@ impl Etcd {
             return Ok(self.record(status, false));
         }
         kill(self.pid, Signal::SIGTERM).map_err(io::Error::from)?;
-        match timeout(grace, self.child.wait()).await {
-            Ok(status) => {
-                let status = status?;
-                info!(%status, "etcd stopped");
-                Ok(self.record(status, true))
-            }
-            Err(_) => {
-                warn!(?grace, "etcd didn't stop in time, killing it");
-                self.child.start_kill()?;
-                let status = self.child.wait().await?;
-                Ok(self.record(status, false))
-            }
+        if let Ok(status) = timeout(grace, self.child.wait()).await {
+            let status = status?;
+            info!(%status, "etcd stopped");
+            Ok(self.record(status, true))
+        } else {
+            warn!(?grace, "etcd didn't stop in time, killing it");
+            self.child.start_kill()?;
+            let status = self.child.wait().await?;
+            Ok(self.record(status, false))
         }
     }
 

@@ -282,6 +282,6 @@ fn exited(record: &ExitRecord) -> Event {
         exit_code: record.exit_code.unwrap_or_default(),
         signal: record.signal.unwrap_or_default(),
         clean: record.is_clean(),
-        time: std::time::SystemTime::try_from(record.time).ok().map(Into::into),
+        time: Some(std::time::SystemTime::from(record.time).into()),
     })
 }

@@ -118,9 +118,7 @@ pub(super) fn snapshot(stored: &StoredSnapshot) -> Snapshot {
         name: stored.name.to_string(),
         start_revision: stored.name.start_revision,
         end_revision: stored.name.last_revision,
-        create_time: std::time::SystemTime::try_from(stored.name.created_on)
-            .ok()
-            .map(Into::into),
+        create_time: Some(std::time::SystemTime::from(stored.name.created_on).into()),
         size_bytes: i64::try_from(stored.object.size).unwrap_or(i64::MAX),
         r#final: stored.name.is_final,
     }

@@ -200,8 +200,7 @@ impl SnapshotsService for Api {
             uncovered_revisions: known.current.saturating_sub(known.covered).max(0),
             next_full_time: known
                 .next_full
-                .and_then(|time| std::time::SystemTime::try_from(time).ok())
-                .map(Into::into),
+                .map(|time| std::time::SystemTime::from(time).into()),
             error: known.failure.map(|(reason, message)| OperationError {
                 reason,
                 message,

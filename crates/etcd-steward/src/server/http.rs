@@ -62,10 +62,14 @@ struct Parameters {
 
 type Parsed = Result<Query<Parameters>, axum::extract::rejection::QueryRejection>;
 
-fn parsed(parameters: Parsed) -> Result<Parameters, Response> {
-    parameters
-        .map(|Query(parameters)| parameters)
-        .map_err(|error| problem(StatusCode::BAD_REQUEST, "InvalidArgument", &error.body_text()))
+fn parsed(parameters: Parsed) -> Result<Parameters, Box<Response>> {
+    parameters.map(|Query(parameters)| parameters).map_err(|error| {
+        Box::new(problem(
+            StatusCode::BAD_REQUEST,
+            "InvalidArgument",
+            &error.body_text(),
+        ))
+    })
 }
 
 async fn full(state: State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
@@ -79,7 +83,7 @@ async fn delta(state: State<Api>, headers: HeaderMap, parameters: Parsed) -> Res
 async fn take(State(api): State<Api>, headers: &HeaderMap, parameters: Parsed, kind: Kind) -> Response {
     let parameters = match parsed(parameters) {
         Ok(parameters) => parameters,
-        Err(response) => return response,
+        Err(response) => return *response,
     };
     let path = if kind == Kind::Full {
         "/snapshot/full"
@@ -103,7 +107,7 @@ async fn take(State(api): State<Api>, headers: &HeaderMap, parameters: Parsed, k
 
 async fn defragment(State(api): State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
     match parsed(parameters) {
-        Err(response) => response,
+        Err(response) => *response,
         Ok(p) => match api.start_defragmentation(p.min_reclaimable_bytes, &p.request_id) {
             Ok(operation) => answer(operation, p.r#async, &headers).await,
             Err(refusal) => refused(&refusal),
@@ -113,7 +117,7 @@ async fn defragment(State(api): State<Api>, headers: HeaderMap, parameters: Pars
 
 async fn compact(State(api): State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
     match parsed(parameters) {
-        Err(response) => response,
+        Err(response) => *response,
         Ok(p) => match api.start_compaction(p.revision, &p.request_id) {
             Ok(operation) => answer(operation, p.r#async, &headers).await,
             Err(refusal) => refused(&refusal),

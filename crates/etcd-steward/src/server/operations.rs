@@ -96,8 +96,8 @@ impl Operations {
             id: id.clone(),
             r#type: type_.to_owned(),
             state: OperationState::Running.into(),
-            create_time: now(),
-            start_time: now(),
+            create_time: Some(now()),
+            start_time: Some(now()),
             request_id: request_id.to_owned(),
             ..Operation::default()
         }));
@@ -177,7 +177,7 @@ async fn follow(
         () = cancel.cancelled() => None,
     };
     operation.send_modify(|operation| {
-        operation.end_time = now();
+        operation.end_time = Some(now());
         match outcome {
             Some(Ok(result)) => {
                 operation.state = OperationState::Succeeded.into();
@@ -222,8 +222,8 @@ pub fn is_done(operation: &Operation) -> bool {
     )
 }
 
-fn now() -> Option<prost_types::Timestamp> {
-    Some(SystemTime::now().into())
+fn now() -> prost_types::Timestamp {
+    SystemTime::now().into()
 }
 
 #[cfg(test)]
