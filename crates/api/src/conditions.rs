@@ -125,6 +125,8 @@ pub mod member {
     pub const INITIALIZED: &str = "Initialized";
     /// True: the newest chain of snapshots has been read back and is whole. Only on the backup owner.
     pub const BACKUP_VERIFIED: &str = "BackupVerified";
+    /// True: the newest snapshots are stored. Only on the backup owner.
+    pub const BACKUP_READY: &str = "BackupReady";
 
     pub const SERVING: &str = "Serving";
     pub const NOT_SERVING: &str = "NotServing";
@@ -140,6 +142,28 @@ pub mod member {
     pub const WAITING_TO_JOIN: &str = "WaitingToJoin";
     pub const CHAIN_DAMAGED: &str = "ChainDamaged";
     pub const VERIFIED: &str = "Verified";
+}
+
+/// Reasons of a member in an Etcd's status, besides those that the member's own conditions give.
+pub mod member_summary {
+    /// NotReady: the member's pod isn't there.
+    pub const POD_MISSING: &str = "PodMissing";
+    /// NotReady: the member's pod is being deleted.
+    pub const POD_TERMINATING: &str = "PodTerminating";
+    /// NotReady: a container of the member's pod isn't ready.
+    pub const CONTAINERS_NOT_READY: &str = "ContainersNotReady";
+    /// NotReady: the member hasn't told anything yet.
+    pub const NOT_REPORTED: &str = "NotReported";
+    /// NotReady: there was no heartbeat for so long that the member must be taken for dead.
+    pub const GRACE_PERIOD_EXCEEDED: &str = "UnknownGracePeriodExceeded";
+    /// Unknown: the last heartbeat is too old.
+    pub const LEASE_EXPIRED: &str = "LeaseExpired";
+    /// Unknown: the member says that it serves, and has sent no heartbeat yet.
+    pub const NO_HEARTBEAT: &str = "NoHeartbeat";
+    /// Unknown: the EtcdMember holds something that this version can't read.
+    pub const UNREADABLE: &str = "EtcdMemberUnreadable";
+    /// Ready: the heartbeats come; there is no EtcdMember that tells more.
+    pub const LEASE_SUCCEEDED: &str = "LeaseSucceeded";
 }
 
 /// Conditions of EtcdOpsTask and EtcdCopyBackupsTask.

@@ -1,0 +1,122 @@
+//! Dereference: everything that is known of one Etcd, taken out of the watch-fed caches. No request is made.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use api::{
+    labels::{self, annotation},
+    names,
+    v1alpha1::{Etcd, EtcdMember},
+};
+use k8s_openapi::api::{apps::v1::StatefulSet, coordination::v1::Lease, core::v1::Pod};
+use kube::{
+    ResourceExt as _,
+    runtime::reflector::{ObjectRef, Store, store::WriterDropped},
+};
+use operator::reconcile::Guarded;
+
+/// The caches that the custodian reads.
+#[derive(Clone, Debug)]
+pub struct Caches {
+    pub etcds: Store<Guarded<Etcd>>,
+    pub members: Store<Guarded<EtcdMember>>,
+    pub pods: Store<Pod>,
+    pub sets: Store<StatefulSet>,
+    pub leases: Store<Lease>,
+}
+
+/// An Etcd and what is there of it.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    pub etcd: Arc<Etcd>,
+    pub set: Option<Arc<StatefulSet>>,
+    /// The wanted members and those that are there besides, by ordinal.
+    pub members: Vec<Member>,
+}
+
+/// A member and what is there of it.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub name: String,
+    pub ordinal: u32,
+    pub record: Option<Arc<Guarded<EtcdMember>>>,
+    pub lease: Option<Arc<Lease>>,
+    pub pod: Option<Arc<Pod>>,
+}
+
+impl Caches {
+    /// Waits for the first complete listing of every kind: what isn't known yet must not be taken for absent.
+    pub async fn complete(&self) -> Result<(), WriterDropped> {
+        self.members.wait_until_ready().await?;
+        self.pods.wait_until_ready().await?;
+        self.sets.wait_until_ready().await?;
+        self.leases.wait_until_ready().await
+    }
+
+    /// What is there of an Etcd.
+    pub fn cluster(&self, etcd: &Arc<Etcd>) -> Cluster {
+        let (namespace, name) = (etcd.namespace().unwrap_or_default(), etcd.name_any());
+        let prefix = etcd.spec.member_name_prefix.as_deref();
+        let set = self
+            .sets
+            .get(&ObjectRef::new(&names::stateful_set(&name)).within(&namespace));
+        let records = self.members.state_filter(|record| {
+            record.namespace().as_deref() == Some(&namespace)
+                && record.labels().get(labels::OWNED_BY) == Some(&name)
+        });
+        let mut ordinals: BTreeSet<u32> = records
+            .iter()
+            .filter_map(|record| names::ordinal(&name, prefix, &record.name_any()))
+            .collect();
+        ordinals.extend(0..count(etcd.spec.replicas).max(set_replicas(set.as_deref())));
+        let members = ordinals.into_iter().map(|ordinal| {
+            let member = names::member(&name, prefix, ordinal);
+            let lease = names::member_lease(&name, prefix, ordinal);
+            let pod = names::pod(&name, ordinal);
+            Member {
+                record: records.iter().find(|record| record.name_any() == member).cloned(),
+                lease: self.leases.get(&ObjectRef::new(&lease).within(&namespace)),
+                pod: self.pods.get(&ObjectRef::new(&pod).within(&namespace)),
+                name: member,
+                ordinal,
+            }
+        });
+        Cluster {
+            members: members.collect(),
+            set,
+            etcd: Arc::clone(etcd),
+        }
+    }
+}
+
+impl Cluster {
+    /// Members that should be there: none while the Etcd is hibernated or its runtime components are switched off.
+    pub fn wanted(&self) -> u32 {
+        let off = self
+            .etcd
+            .annotations()
+            .contains_key(annotation::DISABLE_RUNTIME_COMPONENTS);
+        if off { 0 } else { count(self.etcd.spec.replicas) }
+    }
+
+    /// Pods that the StatefulSet is to have; what the spec wants may not have been carried out yet.
+    pub fn scaled_to(&self) -> u32 {
+        set_replicas(self.set.as_deref())
+    }
+
+    /// Whether the etcd-controller has carried out the newest spec.
+    pub fn carried_out(&self) -> bool {
+        let observed = self.etcd.status.as_ref().and_then(|s| s.observed_generation);
+        observed >= self.etcd.metadata.generation
+    }
+}
+
+fn set_replicas(set: Option<&StatefulSet>) -> u32 {
+    let replicas = set
+        .and_then(|set| set.spec.as_ref())
+        .and_then(|spec| spec.replicas);
+    count(replicas.unwrap_or(0))
+}
+
+fn count(replicas: i32) -> u32 {
+    u32::try_from(replicas).unwrap_or(0)
+}

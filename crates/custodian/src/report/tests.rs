@@ -1,0 +1,553 @@
+//! The pure steps together: from what is there to the status and the events.
+
+use std::sync::Arc;
+
+use api::v1alpha1::{Etcd, EtcdMember, MemberStatus};
+use k8s_openapi::api::{apps::v1::StatefulSet, coordination::v1::Lease, core::v1::Pod};
+use operator::reconcile::Guarded;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    cluster::Member,
+    transitions::{self, event},
+};
+
+fn now() -> Timestamp {
+    "2026-05-04T10:30:00Z".parse().unwrap()
+}
+
+/// So many seconds before [`now`], as objects have it.
+fn ago(seconds: i64) -> String {
+    format!(
+        "{:.6}",
+        Timestamp::from_second(now().as_second() - seconds).unwrap()
+    )
+}
+
+fn in_secs(seconds: i64) -> Timestamp {
+    Timestamp::from_second(now().as_second() + seconds).unwrap()
+}
+
+const THRESHOLDS: Thresholds = Thresholds {
+    unknown: std::time::Duration::from_mins(1),
+    not_ready: std::time::Duration::from_mins(5),
+};
+
+fn parse<T: serde::de::DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+/// A member of the Etcd `main` that serves; tests break it.
+#[derive(Clone)]
+struct Scene {
+    replicas: i32,
+    store: bool,
+    members: Vec<Value>,
+    set_revision: &'static str,
+}
+
+fn serving(ordinal: u32) -> Value {
+    json!({
+        "record": {
+            "apiVersion": "druid.gardener.cloud/v1alpha1", "kind": "EtcdMember",
+            "metadata": {"name": format!("main-{ordinal}")},
+            "status": {
+                "id": format!("a{ordinal}"), "clusterID": "c1", "raftTerm": 2, "etcdVersion": "3.5.21", "state": "Started",
+                "role": if ordinal == 0 { "Leader" } else { "Follower" },
+                "conditions": [{"type": "Ready", "status": "True", "reason": "Serving"}],
+            },
+        },
+        "lease": {"metadata": {}, "spec": {
+            "holderIdentity": format!("a{ordinal}:c1:{}", if ordinal == 0 { "Leader" } else { "Member" }),
+            "renewTime": ago(5),
+        }},
+        "pod": {
+            "metadata": {"labels": {"controller-revision-hash": "main-new"}},
+            "status": {"conditions": [{"type": "ContainersReady", "status": "True"}]},
+        },
+    })
+}
+
+impl Scene {
+    fn new(replicas: i32) -> Self {
+        Self {
+            replicas,
+            store: false,
+            members: (0..u32::try_from(replicas).unwrap()).map(serving).collect(),
+            set_revision: "main-new",
+        }
+    }
+
+    /// Changes a member: what follows a path of keys, or removes it when the value is null.
+    fn set(mut self, ordinal: usize, path: &str, value: Value) -> Self {
+        let (parent, key) = path.rsplit_once('/').unwrap();
+        let parent = self.members[ordinal].pointer_mut(parent).unwrap();
+        if value.is_null() {
+            parent.as_object_mut().unwrap().remove(key);
+        } else {
+            parent[key] = value;
+        }
+        self
+    }
+
+    fn cluster(&self) -> Cluster {
+        let store = json!({"provider": "Local", "prefix": "main"});
+        let backup = if self.store {
+            json!({"store": store})
+        } else {
+            json!({})
+        };
+        let object = |member: &Value, key: &str| member.get(key).cloned();
+        let members = self.members.iter().enumerate().map(|(ordinal, member)| Member {
+            name: format!("main-{ordinal}"),
+            ordinal: ordinal.try_into().unwrap(),
+            record: object(member, "record").map(|json| Arc::new(parse::<Guarded<EtcdMember>>(json))),
+            lease: object(member, "lease").map(|json| Arc::new(parse::<Lease>(json))),
+            pod: object(member, "pod").map(|json| Arc::new(parse::<Pod>(json))),
+        });
+        let set: StatefulSet = parse(json!({
+            "metadata": {"generation": 1},
+            "spec": {"replicas": self.replicas, "selector": {}, "serviceName": "", "template": {}},
+            "status": {
+                "replicas": self.replicas, "readyReplicas": self.replicas, "observedGeneration": 1,
+                "updateRevision": self.set_revision, "currentRevision": "main-old",
+            },
+        }));
+        Cluster {
+            members: members.collect(),
+            set: Some(Arc::new(set)),
+            etcd: Arc::new(parse::<Etcd>(json!({
+                "apiVersion": "druid.gardener.cloud/v1alpha1", "kind": "Etcd",
+                "metadata": {"name": "main", "namespace": "ns", "generation": 4},
+                "spec": {"replicas": self.replicas, "backup": backup}, "status": {"observedGeneration": 4},
+            }))),
+        }
+    }
+
+    fn report(&self, previous: &EtcdStatus, now: Timestamp) -> Report {
+        Report::new(&self.cluster(), previous, THRESHOLDS, now)
+    }
+
+    fn status(&self) -> EtcdStatus {
+        self.report(&EtcdStatus::default(), now()).status
+    }
+
+    /// The events on the way from what `self` reports to what `next` does.
+    fn events(&self, next: &Self) -> Vec<&'static str> {
+        let before = self.status();
+        let after = next.report(&before, in_secs(1)).status;
+        transitions::between(&before, &after, leader(&before))
+            .into_iter()
+            .map(|event| event.reason)
+            .collect()
+    }
+}
+
+fn told(status: &EtcdStatus, type_: &str) -> (String, String) {
+    let condition = find_condition(&status.conditions, type_).unwrap();
+    (condition.status.to_string(), condition.reason.clone())
+}
+
+fn is(status: &EtcdStatus, type_: &str, want: (&str, &str)) {
+    let told = told(status, type_);
+    assert_eq!((told.0.as_str(), told.1.as_str()), want, "{type_}");
+}
+
+const SERVES: &str = "";
+const GONE: &str = "/pod";
+const SILENT: &str = "/lease/spec/renewTime";
+
+/// Unknown members may make the difference, but never count as serving.
+#[rstest]
+#[case(1, 0, 0, ("True", "Quorate"))]
+#[case(1, 1, 0, ("False", "QuorumLost"))]
+#[case(1, 0, 1, ("Unknown", "MemberStatusStale"))]
+#[case(3, 0, 0, ("True", "Quorate"))]
+#[case(3, 1, 0, ("True", "Quorate"))]
+#[case(3, 0, 1, ("True", "Quorate"))]
+#[case(3, 1, 1, ("Unknown", "MemberStatusStale"))]
+#[case(3, 2, 0, ("False", "QuorumLost"))]
+#[case(3, 2, 1, ("False", "QuorumLost"))]
+#[case(3, 0, 3, ("Unknown", "MemberStatusStale"))]
+#[case(5, 2, 0, ("True", "Quorate"))]
+#[case(5, 2, 1, ("Unknown", "MemberStatusStale"))]
+#[case(5, 3, 0, ("False", "QuorumLost"))]
+#[case(5, 3, 2, ("False", "QuorumLost"))]
+fn quorum(#[case] replicas: i32, #[case] gone: usize, #[case] silent: usize, #[case] want: (&str, &str)) {
+    let mut scene = Scene::new(replicas);
+    for ordinal in 0..gone {
+        scene = scene.set(ordinal, GONE, Value::Null);
+    }
+    for ordinal in gone..gone + silent {
+        scene = scene.set(ordinal, SILENT, json!(ago(100)));
+    }
+    let status = scene.status();
+    is(&status, ready::TYPE, want);
+    let serve = usize::try_from(replicas).unwrap() - gone - silent;
+    assert_eq!(status.members_ready, Some(format!("{serve}/{replicas}")));
+}
+
+/// A member that is to join as a learner must not make a serving cluster look as if it had lost its quorum.
+#[test]
+fn learners_leave_the_quorum_as_it_is() {
+    let mut scene = Scene::new(3);
+    for ordinal in [1, 2] {
+        scene = scene
+            .set(ordinal, "/record/status", json!({}))
+            .set(ordinal, "/lease", Value::Null)
+            .set(
+                ordinal,
+                "/record/metadata/annotations",
+                json!({"druid.gardener.cloud/create-as-learner": ""}),
+            );
+    }
+    let status = scene.status();
+    is(&status, ready::TYPE, ("True", "Quorate"));
+    is(&status, all_members_ready::TYPE, ("False", "NotAllMembersReady"));
+    assert_eq!(status.reason.as_deref(), Some("NotAllMembersReady"));
+}
+
+#[rstest]
+#[case::serves(SERVES, json!(null), MemberStatus::Ready, "Serving")]
+#[case::pod_gone(GONE, json!(null), MemberStatus::NotReady, "PodMissing")]
+#[case::pod_going("/pod/metadata/deletionTimestamp", json!(ago(1)), MemberStatus::NotReady, "PodTerminating")]
+#[case::pod_not_ready("/pod/status", json!({}), MemberStatus::NotReady, "ContainersNotReady")]
+#[case::says_no("/record/status/conditions", json!([{"type": "Ready", "status": "False", "reason": "NoLeader"}]), MemberStatus::NotReady, "NoLeader")]
+#[case::says_nothing("/record/status", json!({}), MemberStatus::NotReady, "NotReported")]
+#[case::waits("/record/status/conditions", json!([{"type": "Initialized", "status": "False", "reason": "StoreUnreachable"}]), MemberStatus::NotReady, "StoreUnreachable")]
+#[case::unreadable("/record/status/id", json!(7), MemberStatus::Unknown, "EtcdMemberUnreadable")]
+#[case::no_beat("/lease/spec", json!({}), MemberStatus::Unknown, "NoHeartbeat")]
+#[case::no_lease("/lease", json!(null), MemberStatus::Unknown, "NoHeartbeat")]
+#[case::late(SILENT, json!(ago(60)), MemberStatus::Unknown, "LeaseExpired")]
+#[case::dead(SILENT, json!(ago(360)), MemberStatus::NotReady, "UnknownGracePeriodExceeded")]
+#[case::only_lease("/record", json!(null), MemberStatus::Ready, "LeaseSucceeded")]
+fn member(#[case] path: &str, #[case] value: Value, #[case] want: MemberStatus, #[case] reason: &str) {
+    let mut scene = Scene::new(1);
+    if !path.is_empty() {
+        scene = scene.set(0, path, value);
+    }
+    let status = scene.status();
+    assert_eq!(
+        (&status.members[0].status, status.members[0].reason.as_str()),
+        (&want, reason)
+    );
+}
+
+/// The heartbeats trigger nothing, so the clock must: at the moment when the first one would be too old.
+#[test]
+fn the_next_look_is_when_the_first_heartbeat_grows_stale() {
+    let scene = Scene::new(3).set(1, SILENT, json!(ago(20)));
+    assert_eq!(
+        scene.report(&EtcdStatus::default(), now()).until,
+        Some(in_secs(40))
+    );
+    let scene = scene.set(1, SILENT, json!(ago(100)));
+    let report = scene.report(&EtcdStatus::default(), now());
+    assert_eq!(report.until, Some(in_secs(55)), "the others' heartbeats");
+}
+
+#[test]
+fn a_healthy_cluster_is_told_in_full() {
+    let scene = Scene::new(3).set(2, "/record/status/etcdVersion", json!("3.5.9"));
+    let status = scene.status();
+    is(&status, ready::TYPE, ("True", "Quorate"));
+    is(&status, all_members_ready::TYPE, ("True", "AllMembersReady"));
+    is(&status, all_members_updated::TYPE, ("True", "AllMembersUpdated"));
+    is(
+        &status,
+        cluster_id_mismatch::TYPE,
+        ("False", "NoClusterIDMismatchDetected"),
+    );
+    assert!(
+        find_condition(&status.conditions, backup_ready::TYPE).is_none(),
+        "no store"
+    );
+    assert!(status.conditions.iter().all(|c| c.observed_generation == Some(4)));
+    assert_eq!(
+        (
+            status.ready,
+            status.replicas,
+            status.current_replicas,
+            status.ready_replicas
+        ),
+        (Some(true), Some(3), Some(3), Some(3))
+    );
+    assert_eq!(status.cluster_id.as_deref(), Some("c1"));
+    assert_eq!(status.version.as_deref(), Some("3.5.9"), "by number, not by text");
+    assert_eq!(status.reason.as_deref(), Some("Quorate"));
+    assert_eq!(leader(&status), Some("main-0"));
+}
+
+/// What is written must not depend on when it is worked out, else every look would write.
+#[test]
+fn nothing_new_means_the_same_json() {
+    let scene = with_backup(Scene::new(3));
+    for scene in [
+        scene.clone(),
+        scene.clone().set(0, GONE, Value::Null),
+        Scene { replicas: 0, ..scene },
+    ] {
+        let first = scene.status();
+        let again = scene.report(&first, in_secs(20)).status;
+        assert_eq!(
+            serde_json::to_value(&first).unwrap(),
+            serde_json::to_value(&again).unwrap()
+        );
+        let fields = serde_json::to_value(&first).unwrap();
+        for field in fields.as_object().unwrap().keys() {
+            assert!(FIELDS.contains(&field.as_str()), "{field} isn't ours");
+        }
+    }
+}
+
+#[test]
+fn transition_times_move_with_the_status_only() {
+    let whole = Scene::new(3);
+    let first = whole.status();
+    let broken = whole.set(1, GONE, Value::Null);
+    let second = broken.report(&first, in_secs(30)).status;
+    let time = |status: &EtcdStatus, type_| {
+        find_condition(&status.conditions, type_)
+            .and_then(|c| c.last_transition_time.clone())
+            .unwrap()
+            .0
+    };
+    assert_eq!(time(&second, ready::TYPE), now());
+    assert_eq!(time(&second, all_members_ready::TYPE), in_secs(30));
+    let of_member = |i: usize| second.members[i].last_transition_time.clone().unwrap().0;
+    assert_eq!((of_member(0), of_member(1)), (now(), in_secs(30)));
+}
+
+#[test]
+fn hibernation_keeps_what_was_so() {
+    let awake = with_backup(Scene::new(3));
+    let before = awake.status();
+    let mut asleep = Scene { replicas: 0, ..awake };
+    for ordinal in 0..3 {
+        asleep = asleep.set(ordinal, GONE, Value::Null);
+    }
+    let after = asleep.report(&before, in_secs(60)).status;
+    for type_ in [ready::TYPE, all_members_ready::TYPE, backup_ready::TYPE] {
+        is(&after, type_, ("True", shared::NOT_CHECKED));
+        let old = find_condition(&before.conditions, type_).unwrap();
+        let new = find_condition(&after.conditions, type_).unwrap();
+        assert_eq!(old.last_transition_time, new.last_transition_time, "{type_}");
+    }
+    assert_eq!(transitions::between(&before, &after, Some("main-0")), []);
+    assert_eq!(after.cluster_id.as_deref(), Some("c1"));
+    // Nor is a quorum lost by waking up.
+    let mut waking = Scene {
+        replicas: 3,
+        ..asleep
+    };
+    waking.store = true;
+    let woken = waking.report(&after, in_secs(90)).status;
+    is(&woken, ready::TYPE, ("False", "QuorumLost"));
+    assert_eq!(transitions::between(&after, &woken, Some("main-0")), []);
+}
+
+/// A leader that is gone can't say that it leads no more.
+#[test]
+fn the_newest_leader_leads() {
+    let both = Scene::new(3).set(1, "/record/status/role", json!("Leader")).set(
+        1,
+        "/record/status/raftTerm",
+        json!(3),
+    );
+    let status = both.status();
+    assert_eq!(leader(&status), Some("main-1"));
+    assert_eq!(status.members[0].role, None);
+    let gone = Scene::new(3).set(0, GONE, Value::Null).status();
+    assert_eq!(leader(&gone), None);
+}
+
+#[test]
+fn events_tell_transitions() {
+    let whole = Scene::new(3);
+    let one_gone = whole.clone().set(1, GONE, Value::Null);
+    let two_gone = one_gone.clone().set(2, GONE, Value::Null);
+    let other_leader = one_gone
+        .clone()
+        .set(0, "/record/status/role", json!("Follower"))
+        .set(2, "/record/status/role", json!("Leader"));
+    let foreign = whole.clone().set(2, "/record/status/clusterID", json!("c2"));
+    assert_eq!(whole.events(&whole), [""; 0]);
+    assert_eq!(whole.events(&one_gone), [event::MEMBER_NOT_READY]);
+    assert_eq!(one_gone.events(&whole), [event::MEMBER_READY]);
+    assert_eq!(one_gone.events(&other_leader), [event::LEADER_CHANGED]);
+    assert_eq!(
+        one_gone.events(&two_gone),
+        [event::MEMBER_NOT_READY, event::QUORUM_LOST]
+    );
+    assert_eq!(two_gone.events(&one_gone), [event::MEMBER_READY, event::QUORATE]);
+    assert_eq!(whole.events(&foreign), [event::CLUSTER_ID_MISMATCH]);
+    assert_eq!(foreign.events(&whole), [event::CLUSTER_ID_AGREED]);
+}
+
+#[test]
+fn a_mismatch_needs_attention_and_keeps_the_known_id() {
+    let before = Scene::new(3).status();
+    let foreign = Scene::new(3).set(0, "/record/status/clusterID", json!("b0"));
+    let status = foreign.report(&before, now()).status;
+    is(
+        &status,
+        cluster_id_mismatch::TYPE,
+        ("True", "MultipleClusterIDsDetected"),
+    );
+    assert_eq!(status.cluster_id.as_deref(), Some("c1"));
+    assert_eq!(status.reason.as_deref(), Some("MultipleClusterIDsDetected"));
+}
+
+/// With updates on deletion the StatefulSet's current revision stays behind for ever: the pods tell.
+#[test]
+fn updates_are_told_by_the_pods() {
+    let old = Scene::new(3).set(
+        1,
+        "/pod/metadata/labels/controller-revision-hash",
+        json!("main-old"),
+    );
+    let status = old.status();
+    is(
+        &status,
+        all_members_updated::TYPE,
+        ("False", "NotAllMembersUpdated"),
+    );
+    assert_eq!((status.ready, status.current_replicas), (Some(false), Some(2)));
+}
+
+#[test]
+fn an_etcd_that_never_formed_is_unknown() {
+    let mut scene = Scene::new(3);
+    for ordinal in 0..3 {
+        scene = scene
+            .set(ordinal, "/record/status", Value::Null)
+            .set(ordinal, "/lease", Value::Null);
+    }
+    let status = scene.status();
+    is(&status, ready::TYPE, ("Unknown", "NoMembersInStatus"));
+    assert_eq!(status.members.len(), 3);
+    assert_eq!(scene.events(&Scene::new(3)).last(), Some(&event::QUORATE));
+}
+
+fn with_backup(mut scene: Scene) -> Scene {
+    scene.store = true;
+    let snapshots = json!({
+        "lastFull": {"name": "v2/Full-1", "timestamp": "2026-05-04T10:00:00Z"},
+        "lastDelta": {"name": "v2/Incr-2", "timestamp": ago(30)},
+        "coveredUntil": ago(30),
+    });
+    scene
+        .set(0, "/record/status/snapshots", snapshots)
+        .set(0, "/record/status/backupOwner", json!(true))
+}
+
+fn owner_says(scene: Scene, status: &str, reason: &str) -> Scene {
+    let conditions = json!([
+        {"type": "Ready", "status": "True", "reason": "Serving"},
+        {"type": "BackupReady", "status": status, "reason": reason, "message": "no such bucket"},
+    ]);
+    scene.set(0, "/record/status/conditions", conditions)
+}
+
+#[test]
+fn backups_are_ready_once_a_full_is_stored() {
+    let status = with_backup(Scene::new(1)).status();
+    is(&status, backup_ready::TYPE, ("True", "BackupSucceeded"));
+    let condition = find_condition(&status.conditions, backup_ready::TYPE).unwrap();
+    for part in ["v2/Full-1", "v2/Incr-2", "next full due at 2026-05-04T11:00:00Z"] {
+        assert!(condition.message.contains(part), "{}", condition.message);
+    }
+    assert_eq!(status.last_backup_time.map(|time| time.0), Some(in_secs(-30)));
+}
+
+#[rstest]
+// The hourly full of 11:00 may take 15 minutes.
+#[case::full_in_time(44 * 60, "/record/status/snapshots/x", json!(0), ("True", "BackupSucceeded"))]
+#[case::full_late(45 * 60, "/record/status/snapshots/x", json!(0), ("False", "BackupOverdue"))]
+#[case::deltas_late(13 * 60, "/record/status/snapshots/coveredUntil", json!(ago(0)), ("False", "BackupOverdue"))]
+#[case::not_covered_yet(0, "/record/status/snapshots/coveredUntil", json!(null), ("Unknown", "BackupPending"))]
+#[case::nothing_yet(0, "/record/status/snapshots", json!({}), ("Unknown", "BackupPending"))]
+fn backups_by_time(#[case] later: i64, #[case] path: &str, #[case] value: Value, #[case] want: (&str, &str)) {
+    let mut scene = with_backup(Scene::new(1)).set(0, path, value);
+    let at = in_secs(later);
+    if path.ends_with('x') {
+        // Deltas are current all along.
+        let covered = json!(at.to_string());
+        scene = scene.set(0, "/record/status/snapshots/coveredUntil", covered);
+    }
+    scene = scene.set(0, SILENT, json!(format!("{at:.6}")));
+    let status = scene.report(&EtcdStatus::default(), at).status;
+    is(&status, backup_ready::TYPE, want);
+}
+
+/// Pending ends by itself: it is overdue when the first full has had its time.
+#[test]
+fn a_first_full_that_never_comes_is_overdue() {
+    let scene = with_backup(Scene::new(1)).set(0, "/record/status/snapshots", json!({}));
+    let first = scene.status();
+    is(&first, backup_ready::TYPE, ("Unknown", "BackupPending"));
+    let second = scene.report(&first, in_secs(14 * 60)).status;
+    is(&second, backup_ready::TYPE, ("Unknown", "BackupPending"));
+    let third = scene.report(&second, in_secs(15 * 60)).status;
+    is(&third, backup_ready::TYPE, ("False", "BackupOverdue"));
+    let fourth = scene.report(&third, in_secs(16 * 60)).status;
+    is(&fourth, backup_ready::TYPE, ("False", "BackupOverdue"));
+}
+
+#[test]
+fn the_owner_says_why_backups_fail() {
+    let works = owner_says(with_backup(Scene::new(1)), "True", "BackupSucceeded");
+    let fails = owner_says(with_backup(Scene::new(1)), "False", "BucketNotFound");
+    let status = fails.status();
+    is(&status, backup_ready::TYPE, ("False", "BucketNotFound"));
+    assert_eq!(status.reason.as_deref(), Some("BucketNotFound"));
+    let condition = find_condition(&status.conditions, backup_ready::TYPE).unwrap();
+    assert!(
+        condition
+            .message
+            .starts_with("no such bucket; newest full v2/Full-1")
+    );
+    assert_eq!(works.events(&fails), [event::BACKUP_FAILED]);
+    assert_eq!(fails.events(&works), [event::BACKUP_RECOVERED]);
+}
+
+/// A delta every few seconds must not write the Etcd every few seconds, and what was covered stays covered.
+#[test]
+fn deltas_are_told_in_steps() {
+    let scene = with_backup(Scene::new(1));
+    let first = scene.status();
+    let delta = |covered: i64, name: &str| {
+        let snapshots = json!({
+            "lastFull": {"name": "v2/Full-1", "timestamp": "2026-05-04T10:00:00Z"},
+            "lastDelta": {"name": name, "timestamp": ago(covered)},
+            "coveredUntil": ago(covered),
+        });
+        scene.clone().set(0, "/record/status/snapshots", snapshots)
+    };
+    assert_eq!(delta(10, "v2/Incr-3").report(&first, now()).status, first);
+    let moved = delta(-40, "v2/Incr-4").report(&first, in_secs(41)).status;
+    assert_eq!(
+        moved.last_backup_time.clone().map(|time| time.0),
+        Some(in_secs(40))
+    );
+    let back = delta(30, "v2/Incr-4").report(&moved, in_secs(42)).status;
+    assert_eq!(back.last_backup_time, moved.last_backup_time);
+}
+
+/// Deltas that are turned off can't be late, and a schedule that can't be read is told as such.
+#[test]
+fn the_spec_decides_what_is_due() {
+    let scene = with_backup(Scene::new(1)).set(0, "/record/status/snapshots/coveredUntil", json!(ago(1500)));
+    let mut cluster = scene.cluster();
+    let mut etcd = (*cluster.etcd).clone();
+    etcd.spec.backup.delta_snapshot_period = Some("0s".to_owned()).map(api::duration::GoDuration::new);
+    cluster.etcd = Arc::new(etcd.clone());
+    let report = Report::new(&cluster, &EtcdStatus::default(), THRESHOLDS, now());
+    is(&report.status, backup_ready::TYPE, ("True", "BackupSucceeded"));
+    etcd.spec.backup.full_snapshot_schedule = Some(api::schedule::CronSchedule::new("never"));
+    cluster.etcd = Arc::new(etcd);
+    let report = Report::new(&cluster, &EtcdStatus::default(), THRESHOLDS, now());
+    is(&report.status, backup_ready::TYPE, ("Unknown", "Unknown"));
+}
