@@ -9,7 +9,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::assemble::{self, Assembly, Error, LeaseReport, OnProgress, Rewrite, assemble};
+pub use crate::assemble::Progress;
+use crate::assemble::{Assembly, Error, LeaseReport, OnProgress, Rewrite, assemble};
 use crate::bolt::Bucket;
 use crate::cluster::{Id, Member, NewCluster};
 use crate::mvcc::{RecordKey, Revision};
@@ -288,5 +289,3 @@ fn publish(part: &Path, data_dir: &Path) -> Result<(), Error> {
         _ => sync(Path::new(".")),
     }
 }
-
-pub use assemble::Progress;

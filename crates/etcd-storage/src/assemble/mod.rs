@@ -3,7 +3,7 @@
 //! The history of an etcd is append-only: in bucket `key` every later record sorts behind every earlier one. So the
 //! base is written as it comes, and the records of the deltas are added at the right edge of its tree, in new pages
 //! at the end of the file. Nothing is written twice, nothing is replayed, and memory doesn't grow with the data.
-//! Until [`Assembly::seal`] the file's meta pages are those of the base.
+//! Until the file is sealed, its meta pages are those of the base.
 
 mod events;
 mod feed;

@@ -2,11 +2,14 @@
 //! meta pages.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write};
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 
 use prost::Message;
 
+use super::events::Appender;
 use super::{Assembly, Error, LeaseReport};
 use crate::bolt::format::{HEADER, META, Meta, NO_FREELIST};
 use crate::bolt::{self, Bucket, Db, TreeBuilder, bucket_value, root_bucket};
@@ -61,54 +64,48 @@ impl Assembly {
             revision,
             ..
         } = self;
-        let mut pages = appender.pages;
-        let (new_leases, report) = appender.leases.finish(unknown_lease_ttl);
+        let Appender {
+            mut pages,
+            tree,
+            leases,
+            ..
+        } = appender;
+        let (new_leases, report) = leases.finish(unknown_lease_ttl);
         let mut values = BTreeMap::new();
-        let records = bucket_value(appender.tree, 0, &mut pages).map_err(Error::Write)?;
-        values.insert(bucket::KEY.to_vec(), records);
-        for found in base.buckets().map_err(Error::Write)? {
-            let value = match found.name() {
-                bucket::KEY => continue,
-                bucket::LEASE if !new_leases.is_empty() => continue,
-                bucket::LEASE => found.to_value(),
-                name => match rewrite(name, Some(&found)) {
-                    Rewrite::Keep => found.to_value(),
-                    Rewrite::With(content) => small_bucket(name, &content, &mut pages)?,
-                },
-            };
-            values.insert(found.name().to_vec(), value);
-        }
+        values.insert(
+            bucket::KEY.to_vec(),
+            bucket_value(tree, 0, &mut pages).map_err(Error::Write)?,
+        );
         if !new_leases.is_empty() {
             let value = lease_bucket(&base, &new_leases, &mut pages).map_err(Error::Write)?;
             values.insert(bucket::LEASE.to_vec(), value);
         }
-        for name in expected {
-            if !values.contains_key(*name)
-                && let Rewrite::With(content) = rewrite(name, None)
-            {
-                values.insert(name.to_vec(), small_bucket(name, &content, &mut pages)?);
+        let found = base.buckets().map_err(Error::Write)?;
+        let missing = expected
+            .iter()
+            .filter(|name| found.iter().all(|bucket| bucket.name() != **name));
+        let all = found.iter().map(|bucket| (bucket.name(), Some(bucket)));
+        for (name, found) in all.chain(missing.map(|name| (*name, None))) {
+            if values.contains_key(name) {
+                continue;
             }
+            let rewritten = if name == bucket::LEASE {
+                Rewrite::Keep
+            } else {
+                rewrite(name, found)
+            };
+            let value = match (rewritten, found) {
+                (Rewrite::With(content), _) => small_bucket(name, &content, &mut pages)?,
+                (Rewrite::Keep, Some(found)) => found.to_value(),
+                (Rewrite::Keep, None) => continue,
+            };
+            values.insert(name.to_vec(), value);
         }
         let root = root_bucket(values.into_iter().collect(), &mut pages).map_err(Error::Write)?;
         let mut meta = *base.meta();
         (meta.root.root, meta.high_water, meta.freelist) = (root, pages.next(), NO_FREELIST);
-        let io = Error::io("write of", &path);
-        // The sink is a second handle of the file.
-        pages.into_sink().flush().map_err(&io)?;
-        file.sync_data().map_err(&io)?;
-        write_metas(&file, meta).map_err(&io)?;
-        file.sync_all().map_err(&io)?;
-
-        let db = Db::open(&path).map_err(Error::Write)?;
-        let found = Overview::read(&db).map_err(Error::Write)?.revision;
-        if found != revision {
-            let object = path.display().to_string();
-            return Err(Error::EndsElsewhere {
-                object,
-                stated: revision,
-                found,
-            });
-        }
+        commit(&file, pages.into_sink(), meta).map_err(Error::io("write of", &path))?;
+        let db = proven(&path, revision)?;
         Ok(Rewritten {
             db,
             leases: report,
@@ -117,8 +114,32 @@ impl Assembly {
     }
 }
 
+/// Syncs the pages before the meta pages lead to them.
+fn commit(file: &File, mut pages: BufWriter<File>, meta: Meta) -> io::Result<()> {
+    // The pages go through a second handle of the file.
+    pages.flush()?;
+    file.sync_data()?;
+    write_metas(file, meta)?;
+    file.sync_all()
+}
+
+/// Opens what was written, and sees that it says of itself what it should.
+fn proven(path: &Path, revision: i64) -> Result<Db, Error> {
+    let db = Db::open(path).map_err(Error::Write)?;
+    let found = Overview::read(&db).map_err(Error::Write)?.revision;
+    if found == revision {
+        Ok(db)
+    } else {
+        Err(Error::EndsElsewhere {
+            object: path.display().to_string(),
+            stated: revision,
+            found,
+        })
+    }
+}
+
 /// Both meta pages lead to the new tree: the old one must not come back, not even after a torn write.
-fn write_metas(file: &std::fs::File, meta: Meta) -> io::Result<()> {
+fn write_metas(file: &File, meta: Meta) -> io::Result<()> {
     for step in 1..=2 {
         let meta = Meta {
             txid: meta.txid + step,
