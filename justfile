@@ -18,7 +18,7 @@ default:
 test: fmt-check shellcheck lint generate-check test-unit deny test-cluster e2e helm-lint
 
 # A cluster with Druid and an etcd cluster with backups on it, and a short tour
-demo: build (up "3") images
+demo: build (up "3") images stores
     e2e/demo.sh
 
 # --- Rust -----------------------------------------------------------------------
