@@ -41,9 +41,9 @@ pub enum EtcdError {
         /// How long was waited.
         after: Duration,
     },
-    /// The address can't be used.
-    #[error("invalid URL {0:?}")]
-    Url(String),
+    /// The member knows no leader: a quorum is missing.
+    #[error("it knows no leader")]
+    NoLeader,
 }
 
 impl EtcdError {

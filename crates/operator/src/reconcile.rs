@@ -175,9 +175,9 @@ impl<R: Reconciler> Driver<R> {
             error.reason(),
         );
         if let DriverError::Panic(_) = error {
-            error!(controller = R::NAME, namespace, name, reason, "{error:#}");
+            error!(controller = R::NAME, namespace, name, reason, "{}", chain(error));
         } else {
-            warn!(controller = R::NAME, namespace, name, reason, "{}", chain(error))
+            warn!(controller = R::NAME, namespace, name, reason, "{}", chain(error));
         }
         match error.retry() {
             Retry::OnChange => Action::await_change(),

@@ -281,6 +281,12 @@ impl Scene {
 
     async fn ask(&self, url: &String) -> Result<Cluster, EtcdError> {
         let mut client = self.connector.remote(&[url]).await?;
+        // Answered at once, also by a member that waits for the others to form the cluster. The list isn't: it needs a
+        // quorum.
+        let status = call("status of a member", CALL_TIMEOUT, client.status()).await?;
+        if status.leader() == 0 {
+            return Err(EtcdError::NoLeader);
+        }
         let mut answer = call("list members", CALL_TIMEOUT, client.member_list()).await?;
         let id = answer.take_header().map_or(0, |header| header.cluster_id());
         Ok(Cluster {

@@ -232,8 +232,8 @@ mod tests {
 
     use super::*;
 
-    fn done() -> Result<operation::Result, Failure> {
-        Ok(operation::Result::Compact(CompactResult { revision: 7 }))
+    fn done() -> operation::Result {
+        operation::Result::Compact(CompactResult { revision: 7 })
     }
 
     #[tokio::test]
@@ -242,7 +242,7 @@ mod tests {
         let (go, gate) = tokio::sync::oneshot::channel::<()>();
         let first = operations.start("Compact", "key", |_| async {
             let _ = gate.await;
-            done()
+            Ok(done())
         });
         let id = first.borrow().id.clone();
         drop(first);
@@ -255,7 +255,7 @@ mod tests {
         go.send(()).unwrap();
         let ended = wait(operations.get(&id).unwrap(), None).await;
         assert_eq!(ended.state(), OperationState::Succeeded);
-        assert_eq!(ended.result, done().ok());
+        assert_eq!(ended.result, Some(done()));
     }
 
     #[tokio::test]
@@ -272,7 +272,7 @@ mod tests {
     async fn the_memory_is_bounded() {
         let operations = Operations::default();
         for _ in 0..REMEMBERED + 50 {
-            let operation = operations.start("Compact", "", |_| async { done() });
+            let operation = operations.start("Compact", "", |_| async { Ok(done()) });
             wait(operation, None).await;
         }
         assert_eq!(operations.list().len(), REMEMBERED);
