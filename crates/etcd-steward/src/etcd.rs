@@ -41,9 +41,6 @@ pub enum EtcdError {
         /// How long was waited.
         after: Duration,
     },
-    /// The member knows no leader: a quorum is missing.
-    #[error("it knows no leader")]
-    NoLeader,
 }
 
 impl EtcdError {

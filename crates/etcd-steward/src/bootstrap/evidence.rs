@@ -15,6 +15,7 @@ use etcd_client::{Client, Member};
 use etcd_storage::validate::{self, Verdict};
 use futures::future::join_all;
 use snapstore::SnapStore;
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::decision::{Backups, Data, Evidence, Formation, Live, Place};
@@ -28,6 +29,9 @@ use crate::{
 
 /// How long a data directory may be held by a process that is just ending.
 const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+/// How long another member may take to answer while no member has a record of a cluster. One that runs answers at once;
+/// one that waits for this member, to found the cluster with it, takes connections and doesn't answer.
+const FOUNDING_PATIENCE: Duration = Duration::from_millis(700);
 
 /// Everything that is looked at.
 #[derive(Debug, Clone)]
@@ -112,13 +116,14 @@ impl Scene {
                 notes,
             };
         }
-        let (record, cluster, backups) = tokio::join!(
-            self.record(),
-            self.running_cluster(place),
-            self.backups(&mut notes)
-        );
+        let (record, backups) = tokio::join!(self.record(), self.backups(&mut notes));
         (evidence.formation, evidence.as_learner) = record;
         evidence.backups = backups;
+        let patience = match evidence.formation {
+            Formation::Never => FOUNDING_PATIENCE,
+            Formation::Formed | Formation::Unknown => CALL_TIMEOUT,
+        };
+        let cluster = self.running_cluster(place, patience).await;
         if let Some(cluster) = &cluster {
             evidence.live = self.live(cluster);
         }
@@ -254,8 +259,8 @@ impl Scene {
         }
     }
 
-    /// Asks the other members for the cluster. Only those at whose address something listens are asked.
-    async fn running_cluster(&self, place: Place) -> Option<Cluster> {
+    /// Asks the other members for the cluster, all at once. Only those at whose address something listens are asked.
+    async fn running_cluster(&self, place: Place, patience: Duration) -> Option<Cluster> {
         if place == Place::Only {
             return None;
         }
@@ -264,29 +269,33 @@ impl Scene {
             .members
             .iter()
             .filter(|member| member.name != self.member.name);
-        let urls: Vec<&String> = others.filter_map(|member| member.client_urls.first()).collect();
-        let listening = join_all(urls.iter().map(|url| self.connector.answers(url))).await;
-        for (url, _) in urls.into_iter().zip(listening).filter(|(_, listens)| *listens) {
-            match self.ask(url).await {
-                Ok(cluster) => return Some(cluster),
-                Err(error) => debug!(
-                    url,
-                    error = operator::reconcile::chain(&error),
-                    "no answer from a member"
-                ),
-            }
-        }
-        None
+        let asked = others
+            .filter_map(|member| member.client_urls.first())
+            .map(|url| async move {
+                if !self.connector.answers(url).await {
+                    return None;
+                }
+                match timeout(patience, self.ask(url)).await {
+                    Ok(Ok(cluster)) => Some(cluster),
+                    Ok(Err(error)) => {
+                        debug!(
+                            url,
+                            error = operator::reconcile::chain(&error),
+                            "no answer from a member"
+                        );
+                        None
+                    }
+                    Err(_) => {
+                        debug!(url, ?patience, "no answer from a member in time");
+                        None
+                    }
+                }
+            });
+        join_all(asked).await.into_iter().flatten().next()
     }
 
     async fn ask(&self, url: &String) -> Result<Cluster, EtcdError> {
         let mut client = self.connector.remote(&[url]).await?;
-        // Answered at once, also by a member that waits for the others to form the cluster. The list isn't: it needs a
-        // quorum.
-        let status = call("status of a member", CALL_TIMEOUT, client.status()).await?;
-        if status.leader() == 0 {
-            return Err(EtcdError::NoLeader);
-        }
         let mut answer = call("list members", CALL_TIMEOUT, client.member_list()).await?;
         let id = answer.take_header().map_or(0, |header| header.cluster_id());
         Ok(Cluster {
