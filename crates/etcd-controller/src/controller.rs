@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use api::{
     labels,
-    v1alpha1::{Etcd, LastOperationState},
+    v1alpha1::{Etcd, EtcdMember, LastOperationState},
 };
 use async_trait::async_trait;
 use kube::{
@@ -163,18 +163,30 @@ impl EtcdController {
         Ok(())
     }
 
-    /// Whether a member has formed a cluster, which new members must join.
+    /// Whether a member has formed a cluster, which new members must join. Members of an earlier Etcd of this name, which
+    /// are still being collected, say nothing about this one.
     fn has_formed(&self, etcd: &Etcd) -> bool {
-        let (namespace, name) = (etcd.namespace(), etcd.name_any());
-        let formed = |member: &api::v1alpha1::EtcdMember| {
-            member.namespace() == namespace
-                && member.labels().get(labels::OWNED_BY) == Some(&name)
-                && member
-                    .status
-                    .as_ref()
-                    .is_some_and(|status| status.cluster_id.is_some())
+        let ours = |member: &EtcdMember| {
+            member
+                .owner_references()
+                .iter()
+                .any(|owner| Some(&owner.uid) == etcd.metadata.uid.as_ref())
         };
-        self.caches.members.find(formed).is_some()
+        self.members_of(etcd).iter().any(|member| {
+            let formed = member
+                .status
+                .as_ref()
+                .is_some_and(|status| status.cluster_id.is_some());
+            formed && ours(member) && member.metadata.deletion_timestamp.is_none()
+        })
+    }
+
+    /// All members under this Etcd's name.
+    fn members_of(&self, etcd: &Etcd) -> Vec<Arc<EtcdMember>> {
+        let (namespace, name) = (etcd.namespace(), etcd.name_any());
+        self.caches.members.state_filter(|member| {
+            member.namespace() == namespace && member.labels().get(labels::OWNED_BY) == Some(&name)
+        })
     }
 
     /// The finalizer keeps the Etcd until its children are gone.
@@ -209,10 +221,7 @@ impl EtcdController {
     }
 
     async fn report(&self, etcd: &Etcd, outcome: &Outcome) -> Result<(), ReconcileError> {
-        let members = self.caches.members.state_filter(|member| {
-            member.namespace() == etcd.namespace()
-                && member.labels().get(labels::OWNED_BY) == Some(&etcd.name_any())
-        });
+        let members = self.members_of(etcd);
         let status = report::status(etcd, &members, outcome);
         let known = etcd
             .status
@@ -284,7 +293,19 @@ impl EtcdController {
             }
             return Ok(Action::requeue(DELETION_RESYNC));
         }
-        // All other children are collected by their owner reference.
+        // What the members have recorded must not be found by an Etcd that is made anew under this name. All other children
+        // are collected by their owner reference.
+        let members = self.members_of(etcd);
+        if !members.is_empty() {
+            for member in members
+                .iter()
+                .filter(|member| member.metadata.deletion_timestamp.is_none())
+            {
+                let deleted = delete(&self.context.client, &**member).await;
+                deleted.map_err(|error| request("delete a member", error))?;
+            }
+            return Ok(Action::requeue(DELETION_RESYNC));
+        }
         let finalizers: Vec<_> = etcd
             .finalizers()
             .iter()
