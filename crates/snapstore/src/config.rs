@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
 use crate::{
     error::{Class, Error, Result},
+    gcs::GcsStore,
     local::LocalStore,
     s3::{self, S3Store},
     store::SnapStore,
@@ -165,7 +166,8 @@ impl StoreConfig {
             Provider::Oss => Arc::new(S3Store::open(self, s3::Flavor::Oss)?),
             Provider::Ecs => Arc::new(S3Store::open(self, s3::Flavor::Ecs)?),
             Provider::Ocs => Arc::new(S3Store::open(self, s3::Flavor::Ocs)?),
-            Provider::Gcs | Provider::Azure | Provider::Swift => {
+            Provider::Gcs => Arc::new(GcsStore::open(self)?),
+            Provider::Azure | Provider::Swift => {
                 return Err(invalid(format!("provider {} can't be opened", self.provider)));
             }
         })

@@ -9,6 +9,7 @@ mod config;
 pub mod copy;
 mod credentials;
 mod error;
+mod gcs;
 mod listing;
 mod local;
 pub mod name;

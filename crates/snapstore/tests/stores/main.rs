@@ -26,4 +26,5 @@ mod contract;
 mod copy;
 mod local;
 mod rig;
+mod store_gcs;
 mod store_s3;
