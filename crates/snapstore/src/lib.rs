@@ -3,6 +3,7 @@
 //!
 //! Nothing here knows what is inside a snapshot, apart from the checksum that ends it.
 
+mod azure;
 mod body;
 pub mod chain;
 mod config;

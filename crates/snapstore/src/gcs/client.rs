@@ -119,13 +119,8 @@ fn endpoint(config: &StoreConfig, file: Option<&PathBuf>) -> Result<String> {
         .unwrap_or_else(|| ENDPOINT.to_owned());
     let endpoint = endpoint.trim().trim_end_matches('/');
     let endpoint = endpoint.strip_suffix("/storage/v1").unwrap_or(endpoint);
-    match endpoint.split_once("://") {
-        Some(("http", _)) if !config.allow_http => Err(invalid(
-            "the endpoint is plain http, which needs to be allowed explicitly",
-        )),
-        Some(("http" | "https", _)) => Ok(endpoint.to_owned()),
-        _ => Err(invalid("the endpoint is no http or https URL")),
-    }
+    config.check_scheme(endpoint)?;
+    Ok(endpoint.to_owned())
 }
 
 fn with_file(

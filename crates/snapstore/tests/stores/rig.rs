@@ -28,6 +28,15 @@ impl Rig {
         )
     }
 
+    pub(crate) fn azure() -> Self {
+        Self::new(
+            "azurite",
+            Provider::Azure,
+            "AZURE_APPLICATION_CREDENTIALS",
+            "secret",
+        )
+    }
+
     fn new(name: &str, provider: Provider, variable: &'static str, secret: &'static str) -> Self {
         let state = std::env::var("DRUID_DEV_STATE").unwrap_or_else(|_| "/var/lib/druid-dev".to_owned());
         let dir = PathBuf::from(state).join("stores").join(name);
