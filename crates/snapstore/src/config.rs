@@ -4,7 +4,9 @@
 use std::{collections::BTreeMap, fmt, str::FromStr, sync::Arc};
 
 use crate::{
+    azure::AzureStore,
     error::{Class, Error, Result},
+    gcs::GcsStore,
     local::LocalStore,
     s3::{self, S3Store},
     store::SnapStore,
@@ -165,7 +167,9 @@ impl StoreConfig {
             Provider::Oss => Arc::new(S3Store::open(self, s3::Flavor::Oss)?),
             Provider::Ecs => Arc::new(S3Store::open(self, s3::Flavor::Ecs)?),
             Provider::Ocs => Arc::new(S3Store::open(self, s3::Flavor::Ocs)?),
-            Provider::Gcs | Provider::Azure | Provider::Swift => {
+            Provider::Gcs => Arc::new(GcsStore::open(self)?),
+            Provider::Azure => Arc::new(AzureStore::open(self)?),
+            Provider::Swift => {
                 return Err(invalid(format!("provider {} can't be opened", self.provider)));
             }
         })
@@ -174,6 +178,17 @@ impl StoreConfig {
     /// A variable of this store: its name begins with the role's prefix.
     pub(crate) fn env(&self, name: &str) -> Option<&str> {
         self.environment.get(&format!("{}{name}", self.role.env_prefix()))
+    }
+
+    /// Plain http must be allowed.
+    pub(crate) fn check_scheme(&self, endpoint: &str) -> Result<()> {
+        match endpoint.split_once("://") {
+            Some(("http", _)) if !self.allow_http => Err(invalid(
+                "the endpoint is plain http, which needs to be allowed explicitly",
+            )),
+            Some(("http" | "https", _)) => Ok(()),
+            _ => Err(invalid("the endpoint is no http or https URL")),
+        }
     }
 
     pub(crate) fn container(&self) -> Result<&str> {

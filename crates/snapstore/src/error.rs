@@ -122,6 +122,12 @@ impl Error {
         self
     }
 
+    #[must_use]
+    pub(crate) fn with_class(mut self, class: Class) -> Self {
+        self.0.class = class;
+        self
+    }
+
     /// The cause, if there is one of type `E`, else the error as it is.
     pub(crate) fn into_source<E: StdError + 'static>(mut self) -> Result<E, Self> {
         match self.0.source.take().map(<dyn StdError + Send + Sync>::downcast) {

@@ -3,12 +3,14 @@
 //!
 //! Nothing here knows what is inside a snapshot, apart from the checksum that ends it.
 
+mod azure;
 mod body;
 pub mod chain;
 mod config;
 pub mod copy;
 mod credentials;
 mod error;
+mod gcs;
 mod listing;
 mod local;
 pub mod name;

@@ -73,17 +73,12 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// Sorts raw objects into their classes. `path` of each is relative to the store's prefix and begins with
-    /// `v1/` or `v2/`.
-    pub(crate) fn classify(objects: impl IntoIterator<Item = Raw>) -> Self {
+    /// Sorts the objects below `prefix` into their classes.
+    pub(crate) fn classify(prefix: &str, objects: impl IntoIterator<Item = Raw>) -> Self {
         let mut listing = Self::default();
-        for Raw {
-            path,
-            object,
-            excluded,
-        } in objects
-        {
-            match Place::parse(&path) {
+        for Raw { object, excluded } in objects {
+            let path = object.key.strip_prefix(prefix).unwrap_or(&object.key);
+            match Place::parse(path) {
                 Ok(Place::Snapshot(name, layout)) => {
                     listing.snapshots.push(StoredSnapshot {
                         name,
@@ -93,6 +88,8 @@ impl Listing {
                     });
                 }
                 Ok(Place::Chunk(parent)) => listing.chunks.push(Chunk { parent, object }),
+                // Folders made by hand are objects whose names end in a slash.
+                Err(_) if path.ends_with('/') => {}
                 Err(reason) => listing.unparsable.push(Unparsable { object, reason }),
             }
         }
@@ -104,11 +101,12 @@ impl Listing {
 /// An object as found below the prefix.
 #[derive(Debug)]
 pub(crate) struct Raw {
-    /// Relative to the prefix.
-    pub path: String,
     pub object: Object,
     pub excluded: bool,
 }
+
+/// Name of the tag or metadata field that hides a snapshot which can't be deleted, when its value is `true`.
+pub(crate) const EXCLUDE_MARK: &str = "x-etcd-snapshot-exclude";
 
 enum Place {
     Snapshot(SnapshotName, Layout),
@@ -147,11 +145,10 @@ mod tests {
                 version: None,
                 immutable_until: None,
             },
-            path,
             excluded: false,
         };
         let classes = |path: &str| {
-            let listing = Listing::classify([raw(path.to_owned())]);
+            let listing = Listing::classify("p/", [raw(path.to_owned())]);
             (
                 listing.snapshots.len(),
                 listing.chunks.len(),
@@ -167,7 +164,7 @@ mod tests {
             (format!("v2/Backup-1700000000/{full}"), (0, 0, 1)),
             (format!("v2/{full}/readme"), (0, 0, 1)),
             (format!("v2/{full}.part"), (0, 0, 1)),
-            ("v2/".to_owned(), (0, 0, 1)),
+            ("v2/".to_owned(), (0, 0, 0)),
         ] {
             assert_eq!(classes(&path), expected, "{path}");
         }

@@ -54,7 +54,9 @@ impl LocalStore {
             prefix: config.prefix.trim_start_matches('/').to_owned(),
             ..config.clone()
         };
-        let root = container.join(prefix.key_prefix()?);
+        let prefix = prefix.key_prefix()?;
+        // Of its components, so that there is no slash at the end.
+        let root: PathBuf = container.join(prefix).components().collect();
         Ok(Self {
             location: format!("file://{}", root.display()),
             container,
@@ -115,7 +117,7 @@ impl SnapStore for LocalStore {
             for layout in ["v1", "v2"] {
                 walk(&root, layout, &mut found).map_err(|e| from_io(&e, &action))?;
             }
-            Ok(Listing::classify(found))
+            Ok(Listing::classify(&format!("{}/", root.display()), found))
         })
         .await
     }
@@ -220,7 +222,6 @@ fn walk(root: &Path, folder: &str, found: &mut Vec<Raw>) -> io::Result<()> {
         } else if !name.starts_with(UPLOAD_PREFIX) {
             match describe(&entry.path()) {
                 Ok(object) => found.push(Raw {
-                    path,
                     object,
                     excluded: false,
                 }),

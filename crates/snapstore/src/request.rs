@@ -25,6 +25,8 @@ pub(crate) struct Call<'a> {
     pub method: Method,
     /// Below the base address; may be empty.
     pub path: &'a str,
+    /// One more step of the path, in which slashes count as letters; may be empty.
+    pub step: &'a str,
     pub query: Vec<(&'static str, &'a str)>,
     pub headers: HeaderMap,
     pub body: Bytes,
@@ -33,10 +35,19 @@ pub(crate) struct Call<'a> {
 impl Call<'_> {
     /// `base`: without a slash at its end.
     pub(crate) fn request(self, base: &str, action: &str) -> Result<HttpRequest> {
+        let url = self.url(base);
+        self.request_to(&url, action)
+    }
+
+    fn url(&self, base: &str) -> String {
         let mut url = base.to_owned();
         if !self.path.is_empty() || self.query.is_empty() {
             url.push('/');
             url.extend(utf8_percent_encode(self.path, PATH));
+        }
+        if !self.step.is_empty() {
+            url.push('/');
+            url.extend(utf8_percent_encode(self.step, QUERY));
         }
         for (index, (name, value)) in self.query.iter().enumerate() {
             url.push(if index == 0 { '?' } else { '&' });
@@ -44,9 +55,15 @@ impl Call<'_> {
             url.push('=');
             url.extend(utf8_percent_encode(value, QUERY));
         }
+        url
+    }
+
+    /// To a whole address; path and query aren't looked at.
+    pub(crate) fn request_to(self, url: &str, action: &str) -> Result<HttpRequest> {
         let uri = url.parse::<http::Uri>();
         let uri = uri.map_err(|e| Error::new(Class::InvalidConfig, action, e.to_string()))?;
-        let mut request = HttpRequest::new(self.body.clone().into());
+        let length = self.body.len();
+        let mut request = HttpRequest::new(self.body.into());
         *request.method_mut() = self.method;
         *request.uri_mut() = uri;
         *request.headers_mut() = self.headers;
@@ -54,7 +71,7 @@ impl Call<'_> {
         if matches!(*request.method(), Method::PUT | Method::POST) {
             request
                 .headers_mut()
-                .insert(header::CONTENT_LENGTH, self.body.len().into());
+                .insert(header::CONTENT_LENGTH, length.into());
         }
         Ok(request)
     }

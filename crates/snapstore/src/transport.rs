@@ -1,14 +1,14 @@
 //! HTTP for every provider: retries what may pass, with backoff and jitter, for a bounded time, and turns refusals
 //! into typed errors. Sits below `object_store`, whose requests go through it like our own.
 
-use std::{error::Error as StdError, fmt, time::Duration};
+use std::{error::Error as StdError, fmt, ops::Range, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::StreamExt as _;
+use futures::{StreamExt as _, TryStreamExt as _};
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use object_store::{
-    ClientOptions, RetryConfig,
+    ClientOptions, GetOptions, GetRange, ObjectStore, RetryConfig,
     client::{
         HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
         ReqwestConnector,
@@ -19,7 +19,11 @@ use serde::Deserialize;
 use tokio::time::Instant;
 use tracing::warn;
 
-use crate::error::{Class, Error};
+use crate::{
+    body::ByteStream,
+    error::{Class, Error},
+    listing::Object,
+};
 
 /// No more than this of an error's body is read.
 const ERROR_BODY_LIMIT: usize = 64 * 1024;
@@ -358,4 +362,28 @@ pub(crate) fn from_library(error: object_store::Error, action: &str) -> Error {
     };
     let detail = error.to_string();
     Error::new(class, action, detail).with_source(error)
+}
+
+/// Reads an object with the library, which goes on where a connection broke.
+pub(crate) async fn get(
+    store: &dyn ObjectStore,
+    object: &Object,
+    range: Option<Range<u64>>,
+) -> Result<ByteStream, Error> {
+    let action = format!("read {}", object.key);
+    let path = object_store::path::Path::parse(&object.key);
+    let path = path.map_err(|e| Error::new(Class::InvalidConfig, &action, e.to_string()))?;
+    let options = GetOptions {
+        version: object.version.clone(),
+        range: range.map(GetRange::Bounded),
+        ..GetOptions::default()
+    };
+    let result = store
+        .get_opts(&path, options)
+        .await
+        .map_err(|e| from_library(e, &action))?;
+    Ok(result
+        .into_stream()
+        .map_err(move |e| from_library(e, &action))
+        .boxed())
 }

@@ -14,7 +14,6 @@ use async_trait::async_trait;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::{HeaderMap, Method};
 use jiff::{SignedDuration, Timestamp};
-use object_store::{GetOptions, GetRange, ObjectStore as _, path::Path};
 use tracing::{debug, warn};
 
 pub(crate) use self::settings::Flavor;
@@ -23,17 +22,14 @@ use crate::{
     body::{Body, ByteStream},
     config::StoreConfig,
     error::{Class, Error, Result},
-    listing::{Layout, Listing, Object, Raw, StoredSnapshot},
+    listing::{EXCLUDE_MARK, Layout, Listing, Object, Raw, StoredSnapshot},
     name::SnapshotName,
     reload::Reloading,
     request::{Call, text},
     store::{Immutability, SnapStore},
-    transport::from_library,
+    transport,
     upload::{Ticket, Upload as _},
 };
-
-/// Tag that hides a snapshot which can't be deleted.
-const EXCLUDE_TAG: &str = "x-etcd-snapshot-exclude";
 
 /// A bucket of S3 or of a store with its API.
 #[derive(Debug)]
@@ -193,7 +189,7 @@ impl S3Store {
                 let tags = xml::parse::<xml::Tagging>(&body, &action)?.tag_set.tags;
                 Ok(tags
                     .iter()
-                    .any(|tag| tag.key == EXCLUDE_TAG && tag.value == "true"))
+                    .any(|tag| tag.key == EXCLUDE_MARK && tag.value == "true"))
             }
             Err(e) if matches!(e.class(), Class::NotFound | Class::Unsupported) => Ok(false),
             Err(e) => Err(e),
@@ -236,21 +232,14 @@ impl SnapStore for S3Store {
         for folder in ["v1", "v2"] {
             found.extend(self.find(&client, folder, versioned).await?);
         }
-        Ok(Listing::classify(found.into_iter().filter_map(
-            |(mut object, excluded)| {
-                let path = object.key.strip_prefix(&self.prefix)?.to_owned();
-                object.immutable_until = object
-                    .last_modified
-                    .zip(retention)
-                    .and_then(|(t, r)| t.checked_add(r).ok());
-                // Folders made by hand are objects whose names end in a slash.
-                (!path.ends_with('/')).then_some(Raw {
-                    path,
-                    object,
-                    excluded,
-                })
-            },
-        )))
+        Ok(Listing::classify(
+            &self.prefix,
+            found.into_iter().map(|(mut object, excluded)| {
+                let modified = object.last_modified;
+                object.immutable_until = modified.zip(retention).and_then(|(t, r)| t.checked_add(r).ok());
+                Raw { object, excluded }
+            }),
+        ))
     }
 
     async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
@@ -271,23 +260,7 @@ impl SnapStore for S3Store {
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {
-        let action = format!("read s3 object {}", object.key);
-        let path = Path::parse(&object.key).map_err(|e| Error::new(Class::Other, &action, e.to_string()))?;
-        let options = GetOptions {
-            version: object.version.clone(),
-            range: range.map(GetRange::Bounded),
-            ..GetOptions::default()
-        };
-        let client = self.clients.get();
-        let result = client
-            .store
-            .get_opts(&path, options)
-            .await
-            .map_err(|e| from_library(e, &action))?;
-        Ok(result
-            .into_stream()
-            .map_err(move |e| from_library(e, &action))
-            .boxed())
+        transport::get(&self.clients.get().store, object, range).await
     }
 
     async fn delete(&self, object: &Object) -> Result<()> {

@@ -122,6 +122,7 @@ impl S3Upload<'_> {
             query: vec![("partNumber", &part_number), ("uploadId", id)],
             headers: self.client.customer_key.clone(),
             body: content,
+            ..Call::default()
         };
         let response = self.client.send_content(call, digest, action).await?;
         let etag = text(response.headers(), "etag").ok_or_else(|| {
@@ -146,6 +147,7 @@ impl S3Upload<'_> {
             query: vec![("uploadId", id)],
             headers,
             body: xml::Complete::document(parts, action)?.into(),
+            ..Call::default()
         };
         match or_verify(self.client.fetch(call, action).await) {
             // The upload is over: a request whose answer was lost has completed it.

@@ -26,4 +26,6 @@ mod contract;
 mod copy;
 mod local;
 mod rig;
+mod store_azure;
+mod store_gcs;
 mod store_s3;
