@@ -89,3 +89,90 @@ fn children(schema: &mut JSONSchemaProps) -> Vec<&mut JSONSchemaProps> {
     children.extend(schema.not.as_deref_mut());
     children
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    fn schemas() -> Vec<(String, JSONSchemaProps)> {
+        let versions = all().into_iter().flat_map(|crd| {
+            let kind = crd.spec.names.kind;
+            crd.spec
+                .versions
+                .into_iter()
+                .map(move |version| (kind.clone(), version.schema.unwrap()))
+        });
+        versions
+            .map(|(kind, schema)| (kind, schema.open_api_v3_schema.unwrap()))
+            .collect()
+    }
+
+    /// `null` is dropped on writing, each rule says what to do, and texts are one line per paragraph.
+    #[test]
+    fn schemas_are_finished() {
+        for (kind, mut schema) in schemas() {
+            let rules = Cell::new(0);
+            visit(&mut schema, &|schema| {
+                assert_eq!(schema.nullable, None, "{kind}");
+                for rule in schema.x_kubernetes_validations.iter().flatten() {
+                    assert!(
+                        rule.message.as_deref().is_some_and(|message| message.len() > 10),
+                        "{kind}: {}",
+                        rule.rule
+                    );
+                    rules.set(rules.get() + 1);
+                }
+                for paragraph in schema.description.iter().flat_map(|text| text.split("\n\n")) {
+                    assert!(!paragraph.contains('\n'), "{kind}: {paragraph}");
+                }
+            });
+            assert_eq!(
+                rules.get() == 0,
+                kind == "EtcdMember",
+                "{kind} has {} rules",
+                rules.get()
+            );
+        }
+    }
+
+    /// `kubectl apply` keeps the manifest in an annotation of at most 256 KiB.
+    #[test]
+    fn crds_fit_an_annotation() {
+        for crd in all() {
+            let size = serde_json::to_string(&crd).unwrap().len();
+            assert!(size < 128 << 10, "{} has {size} bytes", crd.spec.names.kind);
+        }
+    }
+
+    /// A column whose path leads nowhere is empty for ever.
+    #[test]
+    fn columns_lead_somewhere() {
+        for crd in all() {
+            let version = &crd.spec.versions[0];
+            let root = version
+                .schema
+                .as_ref()
+                .unwrap()
+                .open_api_v3_schema
+                .as_ref()
+                .unwrap();
+            for column in version.additional_printer_columns.iter().flatten() {
+                let path = column.json_path.split('[').next().unwrap_or_default();
+                let mut at = Some(root);
+                for name in path
+                    .trim_start_matches('.')
+                    .split('.')
+                    .filter(|name| *name != "metadata")
+                {
+                    if name == "creationTimestamp" {
+                        break;
+                    }
+                    at = at.and_then(|schema| schema.properties.as_ref()?.get(name));
+                }
+                assert!(at.is_some(), "{}: {}", crd.spec.names.kind, column.json_path);
+            }
+        }
+    }
+}

@@ -90,20 +90,24 @@ fn split_where(text: &str, border: impl Fn(char) -> bool) -> (&str, &str) {
     text.split_at(text.find(border).unwrap_or(text.len()))
 }
 
+/// Digits of a fraction that can matter: an hour has fewer nanoseconds.
+const FRACTION_DIGITS: usize = 18;
+
 /// `number` (digits with at most one point) times `scale`, or `None` when it is no number.
 fn scaled(number: &str, scale: u128) -> Option<u128> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') || whole.len() > 20 {
+    if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
         return None;
     }
     let whole: u128 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
-    let mut total = whole.checked_mul(scale)?;
-    let mut digit_worth = scale;
-    for digit in fraction.bytes() {
-        digit_worth /= 10;
-        total += u128::from(digit - b'0') * digit_worth;
-    }
-    Some(total)
+    let fraction = &fraction[..fraction.len().min(FRACTION_DIGITS)];
+    let digits: u128 = if fraction.is_empty() {
+        0
+    } else {
+        fraction.parse().ok()?
+    };
+    let part = digits * scale / 10_u128.pow(u32::try_from(fraction.len()).ok()?);
+    whole.checked_mul(scale)?.checked_add(part)
 }
 
 impl fmt::Display for GoDuration {
@@ -149,5 +153,75 @@ impl JsonSchema for GoDuration {
                 "message": "must be a duration like 30s, 5m or 1h30m (units ns, us, ms, s, m, h; write a day as 24h)",
             }],
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> Result<Duration, InvalidDuration> {
+        GoDuration::new(text).parse()
+    }
+
+    /// What `time.ParseDuration` reads is read the same, to the nanosecond.
+    #[test]
+    fn reads_what_go_reads() {
+        let nanos = Duration::from_nanos;
+        let table = [
+            ("0", nanos(0)),
+            ("0s", nanos(0)),
+            ("+5s", nanos(5_000_000_000)),
+            ("30s", nanos(30_000_000_000)),
+            ("1h30m", nanos(5_400_000_000_000)),
+            ("30m1h", nanos(5_400_000_000_000)),
+            ("1.5h", nanos(5_400_000_000_000)),
+            (".5s", nanos(500_000_000)),
+            ("5.s", nanos(5_000_000_000)),
+            ("100ms", nanos(100_000_000)),
+            ("3us2ns", nanos(3_002)),
+            ("1\u{b5}s1\u{3bc}s", nanos(2_000)),
+            ("0.1s", nanos(100_000_000)),
+            ("0.3333333333333333333h", nanos(1_199_999_999_999)),
+            ("2562047h47m16.854775807s", nanos(i64::MAX as u64)),
+        ];
+        for (text, expected) in table {
+            assert_eq!(parse(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_with_the_reason() {
+        let malformed = |text: &str| InvalidDuration::Malformed(text.to_owned());
+        for text in ["", "+", "5", "1h0", ".s", "1.2.3s", "s", "1e3s ", "5 s", " 5s"] {
+            let error = parse(text).unwrap_err();
+            let unit = InvalidDuration::UnknownUnit(text.to_owned());
+            assert!(error == malformed(text) || error == unit, "{text:?}: {error}");
+        }
+        assert_eq!(parse("1d"), Err(InvalidDuration::UnknownUnit("1d".to_owned())));
+        assert_eq!(parse("-5m"), Err(InvalidDuration::Negative("-5m".to_owned())));
+        assert_eq!(
+            parse("2562048h"),
+            Err(InvalidDuration::TooLong("2562048h".to_owned()))
+        );
+        let huge = format!("{}h", "9".repeat(40));
+        assert!(parse(&huge).is_err());
+    }
+
+    proptest! {
+        /// What is written is read back, whatever its length.
+        #[test]
+        fn reads_what_it_writes(nanos in 0..i64::MAX as u64) {
+            let duration = Duration::from_nanos(nanos);
+            prop_assert_eq!(GoDuration::from(duration).parse(), Ok(duration));
+        }
+
+        /// A user can write anything; nothing of it may bring a controller down.
+        #[test]
+        fn never_panics(text in "[-+0-9.nuµmsh ]{0,40}") {
+            let _ = parse(&text);
+        }
     }
 }

@@ -122,3 +122,55 @@ pub fn value(name: &str) -> String {
     let kept: String = plain.chars().take(MAX_VALUE - 17).collect();
     format!("{}-{hash:016x}", kept.trim_end_matches(['-', '.', '_']))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names;
+
+    /// The selector of StatefulSets that are taken over can't be changed, so neither can these words.
+    #[test]
+    fn selector_is_etcd_druids() {
+        let selector = selector(&of_etcd("main"));
+        assert_eq!(
+            selector,
+            "app.kubernetes.io/managed-by=etcd-druid,app.kubernetes.io/part-of=main"
+        );
+    }
+
+    #[test]
+    fn short_names_stay() {
+        assert_eq!(value("main-client"), "main-client");
+        assert_eq!(
+            value("druid.gardener.cloud:etcd:main"),
+            "druid.gardener.cloud-etcd-main"
+        );
+        assert_eq!(value(&"a".repeat(63)), "a".repeat(63));
+    }
+
+    /// Long names differ at their ends, so what stays of them must still tell them apart.
+    #[test]
+    fn long_names_end_in_a_hash() {
+        let role = |etcd: String| value(&names::role(&etcd));
+        let (one, two) = (role("a".repeat(51) + "b"), role("a".repeat(51) + "c"));
+        assert_ne!(one, two);
+        for label in [
+            one,
+            two,
+            value(&"-".repeat(100)),
+            value(&format!("{}.{}", "a".repeat(45), "b".repeat(45))),
+        ] {
+            assert!(label.len() <= 63, "{label}");
+            assert!(label.ends_with(|c: char| c.is_ascii_alphanumeric()), "{label}");
+        }
+    }
+
+    /// Labels are stored: the hash must be the same in every version.
+    #[test]
+    fn hash_is_stable() {
+        assert_eq!(
+            value(&"a".repeat(64)),
+            format!("{}-{}", "a".repeat(46), "db007849f35ebbe5")
+        );
+    }
+}

@@ -151,3 +151,76 @@ pub const DRUID_CA_SECRET: &str = "druid-ca";
 
 /// In the controllers' own namespace: the certificate that controllers present to stewards.
 pub const CONTROLLERS_CLIENT_SECRET: &str = "druid-controllers-client";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names that etcd-druid's objects have: another one would make a second object beside the first.
+    #[test]
+    fn names_are_etcd_druids() {
+        let table = [
+            (stateful_set("main"), "main"),
+            (pod("main", 2), "main-2"),
+            (member("main", Some("blue"), 2), "blue-main-2"),
+            (member_lease("main", None, 2), "main-2"),
+            (full_snapshot_lease("main"), "main-full-snap"),
+            (delta_snapshot_lease("main"), "main-delta-snap"),
+            (client_service("main"), "main-client"),
+            (peer_service("main"), "main-peer"),
+            (pod_host("main", "lab", 0), "main-0.main-peer.lab.svc"),
+            (client_host("main", "lab"), "main-client.lab.svc"),
+            (local_host("main"), "main-local"),
+            (config_map("main"), "main-config"),
+            (role("main"), "druid.gardener.cloud:etcd:main"),
+            (compaction_job("main"), "main-compactor"),
+            (task_job("copy"), "copy-worker"),
+            (volume_claim("data", "main", 1), "data-main-1"),
+        ];
+        for (name, expected) in table {
+            assert_eq!(name, expected);
+        }
+    }
+
+    #[test]
+    fn ordinal_is_the_inverse_of_member() {
+        for ordinal in [0, 7, 10] {
+            assert_eq!(
+                super::ordinal("main", None, &member("main", None, ordinal)),
+                Some(ordinal)
+            );
+            assert_eq!(
+                super::ordinal("main", Some("b"), &member("main", Some("b"), ordinal)),
+                Some(ordinal)
+            );
+        }
+        for other in [
+            "main",
+            "main-",
+            "main-x",
+            "main-01",
+            "main-+1",
+            "main-events-0",
+            "other-0",
+            "b-main-0",
+        ] {
+            assert_eq!(super::ordinal("main", None, other), None, "{other}");
+        }
+    }
+
+    /// The limits of the CRDs are those that the names need: one character more wouldn't fit a label or a DNS name.
+    #[test]
+    fn limits_fit() {
+        let etcd = "a".repeat(MAX_ETCD_NAME);
+        let revision = format!("{}-{}", stateful_set(&etcd), "0123456789");
+        assert_eq!(revision.len(), 63);
+        let bounded = [
+            pod(&etcd, 999),
+            client_service(&etcd),
+            peer_service(&etcd),
+            compaction_job(&etcd),
+        ];
+        assert!(bounded.iter().all(|name| name.len() <= 63), "{bounded:?}");
+        assert_eq!(task_job(&"a".repeat(MAX_JOB_TASK_NAME)).len(), 63);
+    }
+}

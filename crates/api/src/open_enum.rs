@@ -92,3 +92,34 @@ pub(crate) fn schema(doc: &[&str], values: &[(&str, &[&str])]) -> schemars::Sche
         "enum": names,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::v1alpha1::MemberSubState;
+
+    #[test]
+    fn known_values_are_read_and_written() {
+        for value in MemberSubState::KNOWN {
+            let text = serde_json::to_value(value).unwrap();
+            assert_eq!(text, json!(value.to_string()));
+            assert_eq!(&serde_json::from_value::<MemberSubState>(text).unwrap(), value);
+        }
+    }
+
+    /// A newer steward may know a state that this version doesn't: it is kept, not lost and not an error.
+    #[test]
+    fn unknown_values_are_kept() {
+        let value: MemberSubState = serde_json::from_value(json!("Paused")).unwrap();
+        assert_eq!(value, MemberSubState::Unrecognised("Paused".to_owned()));
+        assert_eq!(serde_json::to_value(&value).unwrap(), json!("Paused"));
+    }
+
+    #[test]
+    fn schema_has_known_values_only() {
+        let schema = serde_json::to_value(schemars::schema_for!(MemberSubState)).unwrap();
+        let known: Vec<&str> = MemberSubState::KNOWN.iter().map(MemberSubState::as_str).collect();
+        assert_eq!(schema["enum"], json!(known));
+    }
+}

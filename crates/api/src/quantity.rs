@@ -120,3 +120,105 @@ impl Scale {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn read(text: &str) -> Result<u64, InvalidQuantity> {
+        bytes(&Quantity(text.to_owned()))
+    }
+
+    #[test]
+    fn reads_every_notation() {
+        let table = [
+            ("0", 0),
+            ("-0", 0),
+            ("1", 1),
+            ("+7", 7),
+            ("1024", 1 << 10),
+            ("8Gi", 8 << 30),
+            ("1.5Gi", 3 << 29),
+            (".5Ki", 512),
+            ("1.Ki", 1024),
+            ("7Ei", 7 << 60),
+            ("500M", 500_000_000),
+            ("1k", 1000),
+            ("1E", 1_000_000_000_000_000_000),
+            ("1e3", 1000),
+            ("1E3", 1000),
+            ("12e-1", 2),
+            ("500m", 1),
+            ("1001m", 2),
+            ("1n", 1),
+            ("2000000u", 2),
+            ("0.0000000000000000000000001", 1),
+            ("1e-99", 1),
+            ("0e99", 0),
+            ("9223372036854775807", i64::MAX as u64),
+        ];
+        for (text, expected) in table {
+            assert_eq!(read(text), Ok(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_with_the_reason() {
+        for text in [
+            "", "Gi", ".", "1.2.3", "1GB", "10 Gi", "1e", "1e+", "e3", "1Gi2", "0x10", "--1",
+        ] {
+            let error = read(text).unwrap_err();
+            let negative = InvalidQuantity::Negative(text.to_owned());
+            assert!(
+                error == InvalidQuantity::Malformed(text.to_owned()) || error == negative,
+                "{text:?}: {error}"
+            );
+        }
+        assert_eq!(read("-1Gi"), Err(InvalidQuantity::Negative("-1Gi".to_owned())));
+        for text in [
+            "9223372036854775808",
+            "8Ei",
+            "1e19",
+            "1e99",
+            "1e2147483647",
+            &"9".repeat(50),
+        ] {
+            assert_eq!(
+                read(text),
+                Err(InvalidQuantity::TooLarge(text.to_owned())),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn writes_the_shortest() {
+        let table = [
+            (0, "0"),
+            (1, "1"),
+            (1000, "1000"),
+            (1 << 10, "1Ki"),
+            (8 << 30, "8Gi"),
+            (3 << 29, "1536Mi"),
+        ];
+        for (number, expected) in table {
+            assert_eq!(from_bytes(number).0, expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn reads_what_it_writes(number in 0..i64::MAX as u64, power in 0..40_u32) {
+            let number = number >> power << power;
+            prop_assert_eq!(bytes(&from_bytes(number)), Ok(number));
+        }
+
+        /// A user can write anything; nothing of it may bring a controller down.
+        #[test]
+        fn never_panics(text in "[-+0-9.eEKkMGi]{0,40}") {
+            let _ = read(&text);
+        }
+    }
+}

@@ -123,7 +123,7 @@ impl JsonSchema for CronSchedule {
     }
 }
 
-/// The pattern of five fields, each a comma list of `*`, a value or a range, with an optional step.
+/// The pattern of five fields, each `*` or a comma list of values and ranges with optional steps.
 fn schema_pattern() -> String {
     let months = "1[0-2]|0?[1-9]|(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)";
     let weekdays = "0?[0-7]|(?i:sun|mon|tue|wed|thu|fri|sat)";
@@ -135,8 +135,128 @@ fn schema_pattern() -> String {
         weekdays,
     ];
     let field = |value: &str| {
-        let item = format!("([*]|({value})(-({value}))?)(/[1-9][0-9]?)?");
-        format!("{item}(,{item})*")
+        let item = format!("([*]/[1-9][0-9]?|({value})(-({value}))?(/[1-9][0-9]?)?)");
+        format!("([*]|{item}(,{item})*)")
     };
     format!("^ *{} *$", values.map(field).join(" +"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn time(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    /// The next times due after the last moment of 2025, a Wednesday.
+    fn next(schedule: &str, count: usize) -> Vec<String> {
+        let schedule = CronSchedule::new(schedule).parse().unwrap();
+        let due = std::iter::successors(schedule.next_after(time("2025-12-31T23:59:59Z")), |last| {
+            schedule.next_after(*last)
+        });
+        due.take(count)
+            .map(|due| due.to_string()[..16].to_owned())
+            .collect()
+    }
+
+    #[test]
+    fn comes_due_when_cron_says() {
+        let table = [
+            ("0 */1 * * *", ["2026-01-01T00:00", "2026-01-01T01:00"]),
+            ("0 */24 * * *", ["2026-01-01T00:00", "2026-01-02T00:00"]),
+            ("*/60 * * * *", ["2026-01-01T00:00", "2026-01-01T01:00"]),
+            ("0 0 */3 * *", ["2026-01-01T00:00", "2026-01-04T00:00"]),
+            ("5/25 12 * * *", ["2026-01-01T12:05", "2026-01-01T12:30"]),
+            ("0,30 6-7 * * *", ["2026-01-01T06:00", "2026-01-01T06:30"]),
+            ("15 3 * * 0", ["2026-01-04T03:15", "2026-01-11T03:15"]),
+            ("15 3 * * 7", ["2026-01-04T03:15", "2026-01-11T03:15"]),
+            ("15 3 * * sun", ["2026-01-04T03:15", "2026-01-11T03:15"]),
+            ("0 0 1 MAR,jul *", ["2026-03-01T00:00", "2026-07-01T00:00"]),
+            ("0 0 29 2 *", ["2028-02-29T00:00", "2032-02-29T00:00"]),
+        ];
+        for (schedule, expected) in table {
+            assert_eq!(next(schedule, 2), expected, "{schedule}");
+        }
+    }
+
+    /// Sunday is both 0 and 7, but a step from another day doesn't reach it as 7: 1/3 is Monday and Thursday.
+    #[test]
+    fn steps_over_weekdays_end_on_saturday() {
+        assert_eq!(
+            next("0 0 * * 1/3", 3),
+            ["2026-01-01T00:00", "2026-01-05T00:00", "2026-01-08T00:00"]
+        );
+        assert_eq!(next("0 0 * * */7", 1), ["2026-01-04T00:00"]);
+    }
+
+    /// A restricted day of the month and a restricted weekday: either will do.
+    #[test]
+    fn days_add_up() {
+        assert_eq!(
+            next("0 0 13 * 5", 3),
+            ["2026-01-02T00:00", "2026-01-09T00:00", "2026-01-13T00:00"]
+        );
+    }
+
+    #[test]
+    fn finds_the_last_time_due() {
+        let schedule = CronSchedule::new("0 */6 * * *").parse().unwrap();
+        let last = |at| schedule.last_until(time(at)).unwrap();
+        assert_eq!(last("2026-01-01T11:59:59Z"), time("2026-01-01T06:00:00Z"));
+        assert_eq!(last("2026-01-01T12:00:00Z"), time("2026-01-01T12:00:00Z"));
+    }
+
+    #[test]
+    fn refuses_with_the_reason() {
+        for text in [
+            "",
+            "* * * *",
+            "* * * * * *",
+            "60 * * * *",
+            "*/0 * * * *",
+            "0 0 5-1 * *",
+            "@every 5m",
+            "a b c d e",
+        ] {
+            let error = CronSchedule::new(text).parse().unwrap_err();
+            assert!(
+                matches!(error, InvalidSchedule::Malformed { .. }),
+                "{text:?}: {error}"
+            );
+        }
+        let never = CronSchedule::new("0 0 31 2 *");
+        assert_eq!(
+            never.parse().unwrap_err(),
+            InvalidSchedule::NeverDue("0 0 31 2 *".to_owned())
+        );
+    }
+
+    /// A field as etcd-druid takes it (and more), of values between `low` and `high`.
+    fn field(low: u32, high: u32) -> impl Strategy<Value = String> {
+        let range = (low..=high, low..=high).prop_map(|(a, b)| format!("{}-{}", a.min(b), a.max(b)));
+        let value = prop_oneof![(low..=high).prop_map(|n| n.to_string()), range];
+        let stepped = |value: String| (1..=60_u32).prop_map(move |step| format!("{value}/{step}"));
+        let item = prop_oneof![
+            value.clone(),
+            value.prop_flat_map(stepped),
+            stepped("*".to_owned())
+        ];
+        let list = proptest::collection::vec(item, 1..3).prop_map(|items| items.join(","));
+        prop_oneof![Just("*".to_owned()), list]
+    }
+
+    proptest! {
+        /// The schema and the parser take the same schedules, up to those that never come due.
+        #[test]
+        fn schema_and_parser_agree(
+            minute in field(0, 59), hour in field(0, 23), day in field(1, 28), month in field(1, 12), weekday in field(0, 6),
+        ) {
+            let text = format!("{minute} {hour} {day} {month} {weekday}");
+            prop_assert!(regex::Regex::new(&schema_pattern()).unwrap().is_match(&text), "{}", text);
+            prop_assert!(CronSchedule::new(&text).parse().is_ok(), "{}", text);
+        }
+    }
 }

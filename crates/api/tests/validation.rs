@@ -102,7 +102,7 @@ async fn edit(api: &Api<DynamicObject>, name: &str, case: &Case) -> Result<()> {
         let patch = Patch::Merge(json!({"status": status}));
         let written = api.patch_status(name, &PatchParams::default(), &patch).await?;
         ensure!(
-            contains(&written.data["status"], status),
+            support::contains(&written.data["status"], status),
             "the status was cut: {}",
             written.data["status"]
         );
@@ -207,18 +207,5 @@ fn merge(target: &mut Value, patch: &Value) {
         } else {
             merge(fields.entry(name.clone()).or_insert(Value::Null), change);
         }
-    }
-}
-
-/// Whether everything in `part` is in `whole`.
-fn contains(whole: &Value, part: &Value) -> bool {
-    match (whole, part) {
-        (Value::Object(whole), Value::Object(part)) => part
-            .iter()
-            .all(|(name, value)| whole.get(name).is_some_and(|found| contains(found, value))),
-        (Value::Array(whole), Value::Array(part)) => {
-            whole.len() == part.len() && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
-        }
-        _ => whole == part,
     }
 }

@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::open_enum::open_enum;
+use crate::{open_enum::open_enum, tolerant::null_as_default};
 
 open_enum! {
     /// Whether a condition holds.
@@ -40,11 +40,11 @@ pub struct Condition {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_update_time: Option<Time>,
     /// Why, as one CamelCase word.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 1024))]
     pub reason: String,
     /// Why, as a sentence for people, with the next step where one is needed.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 32768))]
     pub message: String,
 }
@@ -95,4 +95,34 @@ impl Condition {
 /// The condition of a type, if the list has one.
 pub fn find<'a>(conditions: &'a [Condition], type_: &str) -> Option<&'a Condition> {
     conditions.iter().find(|condition| condition.type_ == type_)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// The transition time tells since when, so another reason or message must not move it.
+    #[test]
+    fn transition_time_follows_the_status_only() {
+        let ready = |status, reason: &str| Condition::new("Ready", status, reason, "");
+        let first = ready(ConditionStatus::True, "Quorate").since(&[], at(1));
+        assert_eq!(first.last_transition_time, Some(Time(at(1))));
+        let other = Condition::new("Other", ConditionStatus::False, "Quorate", "").since(&[], at(0));
+        let previous = [other, first];
+        let same = ready(ConditionStatus::True, "Again").since(&previous, at(2));
+        assert_eq!(same.last_transition_time, Some(Time(at(1))));
+        let changed = ready(ConditionStatus::False, "QuorumLost").since(&previous, at(3));
+        assert_eq!(changed.last_transition_time, Some(Time(at(3))));
+    }
+
+    #[test]
+    fn conditions_without_a_time_get_one() {
+        let old = Condition::new("Ready", ConditionStatus::True, "Quorate", "");
+        let new = old.clone().since(&[old], at(5));
+        assert_eq!(new.last_transition_time, Some(Time(at(5))));
+    }
 }

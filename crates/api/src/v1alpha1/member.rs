@@ -309,11 +309,11 @@ open_enum! {
 #[serde(rename_all = "camelCase")]
 pub struct Initialization {
     /// Part that is done, in percent.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(range(min = 0, max = 100))]
     pub progress_percent: i32,
     /// What is done or waited for.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 4096))]
     pub message: String,
 }
@@ -446,7 +446,7 @@ pub struct VolumeMismatch {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fixed_at: Option<Time>,
     /// How often the member was restarted with it.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(range(min = 0))]
     pub num_restarts: i32,
 }
@@ -461,14 +461,44 @@ pub struct MemberTransition {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sub_state: Option<MemberSubState>,
     /// Why, as one word: see the list of transition reasons.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 1024))]
     pub reason: String,
     /// When.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transition_time: Option<Time>,
     /// Why, in a sentence.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 4096))]
     pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A member that elections shake for months must not outgrow its object.
+    #[test]
+    fn only_the_newest_transitions_stay() {
+        let mut status = EtcdMemberStatus::default();
+        for n in 0..=MAX_TRANSITIONS {
+            status.transition(MemberTransition {
+                state: MemberState::Started,
+                sub_state: Some(if n % 2 == 0 {
+                    MemberSubState::Leader
+                } else {
+                    MemberSubState::Follower
+                }),
+                reason: n.to_string(),
+                transition_time: None,
+                message: String::new(),
+            });
+        }
+        assert_eq!(status.transitions.len(), MAX_TRANSITIONS);
+        assert_eq!(
+            (status.transitions[0].reason.as_str(), status.state),
+            ("1", Some(MemberState::Started))
+        );
+        assert_eq!(status.sub_state, Some(MemberSubState::Leader));
+    }
 }

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::open_enum::open_enum;
+use crate::{open_enum::open_enum, tolerant::null_as_default};
 
 open_enum! {
     /// What a controller last did to an object.
@@ -54,11 +54,11 @@ pub struct LastOperation {
     /// `Processing`, `Succeeded`, `Error` or `Requeue` of an Etcd; `InProgress`, `Completed` or `Failed` of a task.
     pub state: LastOperationState,
     /// What is done or waited for, in a sentence.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 4096))]
     pub description: String,
     /// Names the run in logs and traces.
-    #[serde(rename = "runID", default)]
+    #[serde(rename = "runID", default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 128))]
     pub run_id: String,
     /// When any of this last changed.
@@ -71,11 +71,11 @@ pub struct LastOperation {
 #[serde(rename_all = "camelCase")]
 pub struct LastError {
     /// Kind of error, like `ERR_SYNC_STATEFULSET`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 128))]
     pub code: String,
     /// What failed, on which object, and what to do.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 4096))]
     pub description: String,
     /// When it was seen.

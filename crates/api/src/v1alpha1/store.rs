@@ -190,3 +190,63 @@ impl StoreSpec {
             .filter(|name| !name.is_empty())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// A provider that the schema lets in and the controllers can't read, or the other way round, helps nobody.
+    #[test]
+    fn schema_and_reader_know_the_same_providers() {
+        let schema = serde_json::to_value(schemars::schema_for!(StoreSpec)).unwrap();
+        let rule = schema["properties"]["provider"]["x-kubernetes-validations"][0]["rule"]
+            .as_str()
+            .unwrap();
+        let in_schema: BTreeSet<&str> = rule
+            .split('\'')
+            .skip(1)
+            .step_by(2)
+            .filter(|text| !text.is_empty())
+            .collect();
+        let in_reader: BTreeSet<&str> = PROVIDERS
+            .iter()
+            .flat_map(|(_, spellings)| *spellings)
+            .copied()
+            .collect();
+        assert_eq!(in_schema, in_reader);
+        for (provider, spellings) in PROVIDERS {
+            assert!(spellings.contains(&provider.as_str()), "{provider}");
+            assert!(
+                spellings.iter().all(|text| text.parse() == Ok(provider)),
+                "{provider}"
+            );
+        }
+    }
+
+    #[test]
+    fn backups_are_off_without_a_provider() {
+        let with = |provider: Option<&str>| StoreSpec {
+            provider: provider.map(str::to_owned),
+            ..StoreSpec::default()
+        };
+        assert_eq!(with(None).provider(), Ok(None));
+        assert_eq!(with(Some("")).provider(), Ok(None));
+        assert_eq!(with(Some("gcp")).provider(), Ok(Some(StoreProvider::Gcs)));
+        assert_eq!(
+            with(Some("s4")).provider(),
+            Err(UnknownStoreProvider("s4".to_owned()))
+        );
+    }
+
+    #[test]
+    fn only_local_stores_have_a_default_container() {
+        let with = |provider: &str| StoreSpec {
+            provider: Some(provider.to_owned()),
+            ..StoreSpec::default()
+        };
+        assert_eq!(with("local").container(), Some("default.bkp"));
+        assert_eq!(with("S3").container(), None);
+    }
+}

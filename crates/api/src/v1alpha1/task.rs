@@ -439,3 +439,82 @@ impl EtcdOpsTaskStatus {
         self.last_errors.drain(..surplus);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config(value: serde_json::Value) -> EtcdOpsTaskConfig {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn one_operation_is_the_task() {
+        let table = [
+            (
+                json!({"onDemandSnapshot": {"type": "full"}}),
+                TaskType::OnDemandSnapshot,
+            ),
+            (
+                json!({"onDemandMaintenance": {"etcdCompaction": true}}),
+                TaskType::OnDemandMaintenance,
+            ),
+            (json!({"quorumLossRecovery": {}}), TaskType::QuorumLossRecovery),
+            (
+                json!({"etcdCopyBackups": {"sourceStore": {}, "targetStore": {}}}),
+                TaskType::EtcdCopyBackups,
+            ),
+            (
+                json!({"onDemandSnapshotCompaction": {}}),
+                TaskType::OnDemandSnapshotCompaction,
+            ),
+        ];
+        for (value, expected) in table {
+            assert_eq!(config(value).task().map(|task| task.type_()), Ok(expected));
+        }
+    }
+
+    /// An operation of a newer version reads as none: the task is refused, not taken for another one.
+    #[test]
+    fn other_counts_are_refused() {
+        let both = json!({"onDemandSnapshot": {"type": "full"}, "onDemandSnapshotCompaction": {}});
+        for (value, found) in [(json!({}), 0), (json!({"restart": {}}), 0), (both, 2)] {
+            assert_eq!(config(value).task(), Err(AmbiguousTask { found }));
+        }
+    }
+
+    #[test]
+    fn unset_fields_mean_what_the_schema_says() {
+        let task: EtcdOpsTaskSpec =
+            serde_json::from_value(json!({"config": {"onDemandSnapshot": {"type": "delta"}}})).unwrap();
+        assert_eq!(task.ttl_seconds_after_finished, 3600);
+        let Ok(Task::OnDemandSnapshot(snapshot)) = task.config.task() else {
+            panic!("not a snapshot")
+        };
+        assert_eq!(
+            (snapshot.timeout_seconds_delta, snapshot.timeout_seconds_full),
+            (60, 900)
+        );
+    }
+
+    #[test]
+    fn only_the_newest_errors_stay() {
+        let mut status = EtcdOpsTaskStatus::default();
+        for n in 0..=MAX_LAST_ERRORS {
+            let error = LastError {
+                code: format!("ERR_{n}"),
+                description: String::new(),
+                observed_at: None,
+            };
+            status.push_error(error);
+        }
+        let codes: Vec<&str> = status
+            .last_errors
+            .iter()
+            .map(|error| error.code.as_str())
+            .collect();
+        assert_eq!((codes.len(), codes[0], codes[9]), (10, "ERR_1", "ERR_10"));
+    }
+}

@@ -1,5 +1,7 @@
 //! An API server with the CRDs, for tests whose name starts with `cluster_`.
 
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
 use std::{env, time::Duration};
 
 use anyhow::{Context, Result};
@@ -79,4 +81,17 @@ pub(crate) async fn api_of(client: &Client, namespace: &str, manifest: &Value) -
         .await
         .with_context(|| format!("look up kind {}", kind.kind))?;
     Ok(Api::namespaced_with(client.clone(), namespace, &resource))
+}
+
+/// Whether everything in `part` is in `whole`.
+pub(crate) fn contains(whole: &Value, part: &Value) -> bool {
+    match (whole, part) {
+        (Value::Object(whole), Value::Object(part)) => part
+            .iter()
+            .all(|(name, value)| whole.get(name).is_some_and(|found| contains(found, value))),
+        (Value::Array(whole), Value::Array(part)) => {
+            whole.len() == part.len() && whole.iter().zip(part).all(|(whole, part)| contains(whole, part))
+        }
+        _ => whole == part,
+    }
 }

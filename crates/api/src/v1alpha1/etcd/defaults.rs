@@ -202,3 +202,96 @@ impl BackupSpec {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn etcd(spec: &serde_json::Value) -> Etcd {
+        serde_json::from_value(json!({"metadata": {"name": "main"}, "spec": spec})).unwrap()
+    }
+
+    /// Users rely on these without having written them: a change changes running clusters.
+    #[test]
+    fn unset_fields_mean_what_is_documented() {
+        let etcd = etcd(&json!({"replicas": 1}));
+        let (spec, config, backup) = (&etcd.spec, &etcd.spec.etcd, &etcd.spec.backup);
+        assert_eq!(spec.storage_capacity(), Ok(16 * GIB));
+        assert_eq!(
+            (spec.auto_compaction_mode(), spec.auto_compaction_retention()),
+            (CompactionMode::Periodic, "30m")
+        );
+        assert!(!spec.runs_as_root());
+        assert_eq!(spec.backup_store(), Ok(None));
+        assert_eq!(etcd.volume_claim_template(), "main");
+        assert_eq!(
+            (config.client_port(), config.server_port(), config.wrapper_port()),
+            (2379, 2380, 9095)
+        );
+        assert_eq!(config.quota(), Ok(8 * GIB));
+        assert_eq!(
+            (config.snapshot_count(), config.enable_grpc_gateway()),
+            (10_000, false)
+        );
+        assert_eq!(config.defrag_timeout(), Ok(Duration::from_secs(900)));
+        assert_eq!(config.heartbeat(), Ok(Duration::from_secs(10)));
+        assert_eq!(
+            (config.metrics(), config.freelist_type()),
+            (MetricsLevel::Basic, FreelistType::Array)
+        );
+        assert!(config.defragmentation_schedule().is_ok() && backup.full_snapshot_schedule().is_ok());
+        assert_eq!(
+            (backup.port(), backup.max_backups(), backup.enable_profiling()),
+            (8080, 7, false)
+        );
+        assert_eq!(
+            backup.garbage_collection_policy(),
+            GarbageCollectionPolicy::LimitBased
+        );
+        assert_eq!(backup.garbage_collection_period(), Ok(Duration::from_secs(60)));
+        assert_eq!(backup.delta_snapshot_period(), Ok(Some(Duration::from_secs(20))));
+        assert_eq!(backup.delta_snapshot_memory_limit(), Ok(100 * MIB));
+        assert_eq!(backup.delta_snapshot_retention(), Ok(Duration::ZERO));
+        assert_eq!(backup.compression(), Some(CompressionPolicy::Gzip));
+        assert_eq!(backup.snapshot_timeout(), Ok(Duration::from_secs(900)));
+        assert_eq!(backup.reelection_period(), Ok(Duration::from_secs(5)));
+        assert_eq!(backup.leader_connection_timeout(), Ok(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn set_fields_win() {
+        let etcd = etcd(&json!({
+            "replicas": 1, "volumeClaimTemplate": "data", "storageCapacity": 1_073_741_824,
+            "etcd": {"quota": "1Gi", "clientPort": 1},
+            "backup": {"deltaSnapshotPeriod": "0s", "compression": {"enabled": false, "policy": "zlib"},
+                       "store": {"provider": "aws", "container": "abc", "prefix": "p"}},
+        }));
+        assert_eq!(etcd.volume_claim_template(), "data");
+        assert_eq!(
+            (etcd.spec.storage_capacity(), etcd.spec.etcd.quota()),
+            (Ok(GIB), Ok(GIB))
+        );
+        assert_eq!(etcd.spec.etcd.client_port(), 1);
+        assert_eq!(
+            (
+                etcd.spec.backup.delta_snapshot_period(),
+                etcd.spec.backup.compression()
+            ),
+            (Ok(None), None)
+        );
+        let (provider, store) = etcd.spec.backup_store().unwrap().unwrap();
+        assert_eq!((provider, store.container()), (StoreProvider::S3, Some("abc")));
+    }
+
+    #[test]
+    fn bad_texts_are_errors() {
+        let etcd = etcd(&json!({
+            "replicas": 1, "etcd": {"quota": "big", "heartbeatDuration": "1d"}, "backup": {"fullSnapshotSchedule": "never"},
+        }));
+        assert!(etcd.spec.etcd.quota().is_err());
+        assert!(etcd.spec.etcd.heartbeat().is_err());
+        assert!(etcd.spec.backup.full_snapshot_schedule().is_err());
+    }
+}

@@ -149,7 +149,7 @@ pub struct EtcdMemberRef {
 #[serde(rename_all = "camelCase")]
 pub struct EtcdMemberSummary {
     /// Name of the member.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 253))]
     pub name: String,
     /// ID of the member in etcd, in hexadecimal.
@@ -162,7 +162,7 @@ pub struct EtcdMemberSummary {
     /// `Ready`, `NotReady` or `Unknown`.
     pub status: MemberStatus,
     /// Why, as one word.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 1024))]
     pub reason: String,
     /// When `status` last changed.

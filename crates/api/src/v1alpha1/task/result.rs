@@ -36,7 +36,7 @@ pub struct SnapshotResult {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotInfo>,
     /// What was done, in a sentence.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     #[schemars(length(max = 4096))]
     pub message: String,
 }
@@ -131,10 +131,10 @@ pub struct RecoveryOption {
 #[serde(rename_all = "camelCase")]
 pub struct CopyBackupsResult {
     /// Objects that were copied.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub copied: i64,
     /// Objects that the target had already.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub skipped: i64,
     /// Bytes that were copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -155,7 +155,7 @@ pub struct SnapshotCompactionResult {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<SnapshotInfo>,
     /// Snapshots that a restore no longer has to read.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_as_default")]
     pub replaced: i64,
     /// Bytes that a restore no longer has to read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
