@@ -2,6 +2,8 @@
 //!
 //! The objects are made from the CRDs, with every field set, so that a new field is tested without a word here.
 
+#![expect(clippy::panic, clippy::unwrap_used, reason = "everything here is a test")]
+
 mod support;
 
 use api::v1alpha1::{Etcd, EtcdCopyBackupsTask, EtcdMember, EtcdOpsTask};
