@@ -126,11 +126,11 @@ impl From<Duration> for GoDuration {
             (seconds % 60, "s"),
             (nanos.into(), "ns"),
         ];
-        let text: String = parts
-            .iter()
-            .filter(|(n, _)| *n > 0)
-            .map(|(n, unit)| format!("{n}{unit}"))
-            .collect();
+        let parts = parts.iter().filter(|(number, _)| *number > 0);
+        let text = parts
+            .map(|(number, unit)| format!("{number}{unit}"))
+            .collect::<Vec<_>>()
+            .concat();
         Self(if text.is_empty() { "0s".to_owned() } else { text })
     }
 }

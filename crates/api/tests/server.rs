@@ -12,7 +12,11 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client,
+<<<<<<< HEAD
     api::{DynamicObject, Patch, PatchParams, PostParams},
+=======
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+>>>>>>> api
 };
 use serde_json::{Value, json};
 
@@ -23,7 +27,11 @@ async fn in_namespace(body: impl AsyncFnOnce(Client, String) -> Result<()>) -> R
     let namespace = support::create_namespace(&client).await?;
     let result = body(client.clone(), namespace.clone()).await;
     Api::<Namespace>::all(client)
+<<<<<<< HEAD
         .delete(&namespace, &Default::default())
+=======
+        .delete(&namespace, &DeleteParams::default())
+>>>>>>> api
         .await?;
     result
 }
@@ -212,7 +220,11 @@ async fn cluster_keeps_stored_objects_editable() -> Result<()> {
         }
         let status = json!({"status": {"observedGeneration": 1}});
         api.patch_status(name, &PatchParams::default(), &merge(status)).await.context("write the status")?;
+<<<<<<< HEAD
         api.delete(name, &Default::default()).await?;
+=======
+        api.delete(name, &DeleteParams::default()).await?;
+>>>>>>> api
         let release = json!({"metadata": {"finalizers": null}});
         api.patch(name, &PatchParams::default(), &merge(release)).await.context("remove the finalizer")?;
         ensure!(api.get_opt(name).await?.is_none(), "the object is still there");

@@ -36,7 +36,7 @@ pub(super) fn stores_differ() -> Rule {
 }
 
 /// What to copy, and how much of it.
-#[derive(Clone, CustomResource, Debug, Deserialize, KubeSchema, PartialEq, Serialize)]
+#[derive(Clone, CustomResource, Debug, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[kube(
     group = "druid.gardener.cloud",
     version = "v1alpha1",

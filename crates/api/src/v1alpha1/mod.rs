@@ -4,6 +4,10 @@
     unreachable_pub,
     reason = "KubeSchema copies each struct, with its visibility, into a function"
 )]
+#![expect(
+    clippy::duplicated_attributes,
+    reason = "several printer columns have the same type or priority"
+)]
 
 mod condition;
 mod copy;

@@ -55,7 +55,8 @@ fn kind(
         .iter()
         .flatten()
         .map(|name| format!(", `{name}`"))
-        .collect::<String>();
+        .collect::<Vec<_>>()
+        .concat();
     let _ = writeln!(text, "`kubectl get {}`{short}; category `druid`.", names.plural);
     for rule in schema.x_kubernetes_validations.iter().flatten() {
         let _ = write!(

@@ -235,7 +235,7 @@ mod tests {
             (config.snapshot_count(), config.enable_grpc_gateway()),
             (10_000, false)
         );
-        assert_eq!(config.defrag_timeout(), Ok(Duration::from_secs(900)));
+        assert_eq!(config.defrag_timeout(), Ok(Duration::from_mins(15)));
         assert_eq!(config.heartbeat(), Ok(Duration::from_secs(10)));
         assert_eq!(
             (config.metrics(), config.freelist_type()),
@@ -250,12 +250,12 @@ mod tests {
             backup.garbage_collection_policy(),
             GarbageCollectionPolicy::LimitBased
         );
-        assert_eq!(backup.garbage_collection_period(), Ok(Duration::from_secs(60)));
+        assert_eq!(backup.garbage_collection_period(), Ok(Duration::from_mins(1)));
         assert_eq!(backup.delta_snapshot_period(), Ok(Some(Duration::from_secs(20))));
         assert_eq!(backup.delta_snapshot_memory_limit(), Ok(100 * MIB));
         assert_eq!(backup.delta_snapshot_retention(), Ok(Duration::ZERO));
         assert_eq!(backup.compression(), Some(CompressionPolicy::Gzip));
-        assert_eq!(backup.snapshot_timeout(), Ok(Duration::from_secs(900)));
+        assert_eq!(backup.snapshot_timeout(), Ok(Duration::from_mins(15)));
         assert_eq!(backup.reelection_period(), Ok(Duration::from_secs(5)));
         assert_eq!(backup.leader_connection_timeout(), Ok(Duration::from_secs(5)));
     }

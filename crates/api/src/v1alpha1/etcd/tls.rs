@@ -1,5 +1,7 @@
 //! Certificates that the user brings.
 
+#![expect(clippy::struct_field_names, reason = "the names of the API")]
+
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
