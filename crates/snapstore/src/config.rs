@@ -10,6 +10,7 @@ use crate::{
     local::LocalStore,
     s3::{self, S3Store},
     store::SnapStore,
+    swift::SwiftStore,
     transport::Retry,
 };
 
@@ -169,9 +170,7 @@ impl StoreConfig {
             Provider::Ocs => Arc::new(S3Store::open(self, s3::Flavor::Ocs)?),
             Provider::Gcs => Arc::new(GcsStore::open(self)?),
             Provider::Azure => Arc::new(AzureStore::open(self)?),
-            Provider::Swift => {
-                return Err(invalid(format!("provider {} can't be opened", self.provider)));
-            }
+            Provider::Swift => Arc::new(SwiftStore::open(self)?),
         })
     }
 

@@ -122,9 +122,12 @@ impl Error {
         self
     }
 
+    /// For calls that aren't about an object that must exist: what isn't found is the bucket.
     #[must_use]
-    pub(crate) fn with_class(mut self, class: Class) -> Self {
-        self.0.class = class;
+    pub(crate) fn of_bucket(mut self) -> Self {
+        if self.0.class == Class::NotFound {
+            self.0.class = Class::BucketNotFound;
+        }
         self
     }
 

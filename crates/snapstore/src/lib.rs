@@ -19,6 +19,7 @@ mod request;
 pub mod retention;
 mod s3;
 mod store;
+mod swift;
 mod transport;
 mod upload;
 

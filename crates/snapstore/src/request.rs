@@ -20,7 +20,7 @@ pub(crate) const QUERY: &AsciiSet = &NON_ALPHANUMERIC
 const PATH: &AsciiSet = &QUERY.remove(b'/');
 
 /// What is asked of a store.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct Call<'a> {
     pub method: Method,
     /// Below the base address; may be empty.

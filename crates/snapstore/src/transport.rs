@@ -5,7 +5,7 @@ use std::{error::Error as StdError, fmt, ops::Range, time::Duration};
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use object_store::{
     ClientOptions, GetOptions, GetRange, ObjectStore, RetryConfig,
@@ -370,6 +370,9 @@ pub(crate) async fn get(
     object: &Object,
     range: Option<Range<u64>>,
 ) -> Result<ByteStream, Error> {
+    if range.as_ref().is_some_and(Range::is_empty) {
+        return Ok(stream::empty().boxed());
+    }
     let action = format!("read {}", object.key);
     let path = object_store::path::Path::parse(&object.key);
     let path = path.map_err(|e| Error::new(Class::InvalidConfig, &action, e.to_string()))?;

@@ -103,7 +103,7 @@ impl GcsStore {
                 query,
                 ..Call::default()
             };
-            let page: Page = client.fetch(call, &action).await.map_err(is_bucket)?;
+            let page: Page = client.fetch(call, &action).await.map_err(Error::of_bucket)?;
             objects.extend(page.items);
             token = page.next_page_token.filter(|token| !token.is_empty());
             if token.is_none() {
@@ -198,22 +198,13 @@ impl SnapStore for GcsStore {
                 warn!(%error, "retention policy of the bucket is unknown");
                 Ok(Immutability::default())
             }
-            Err(error) => Err(is_bucket(error)),
+            Err(error) => Err(error.of_bucket()),
         }
     }
 
     /// Sessions leave nothing that could be listed, and end by themselves after a week.
     async fn abort_stale_uploads(&self, _started_before: Timestamp) -> Result<u64> {
         Ok(0)
-    }
-}
-
-/// What isn't found when no object was asked for.
-fn is_bucket(error: Error) -> Error {
-    if error.class() == Class::NotFound {
-        error.with_class(Class::BucketNotFound)
-    } else {
-        error
     }
 }
 

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     body::{Content, Seal},
-    error::{Class, Result},
+    error::{Class, Error, Result},
     request::{self, Call, text},
     upload::{Found, PART_SIZE, Ticket, Upload, or_verify},
 };
@@ -62,7 +62,11 @@ impl Upload for GcsUpload<'_> {
             body: body.into(),
             ..Call::default()
         };
-        self.client.send(call, action).await.map(drop)
+        self.client
+            .send(call, action)
+            .await
+            .map(drop)
+            .map_err(Error::of_bucket)
     }
 
     async fn put_parts(&self, first: Bytes, content: Content, seal: Seal) -> Result<u64> {
@@ -124,7 +128,7 @@ impl GcsUpload<'_> {
             body,
             ..Call::default()
         };
-        let response = self.client.send(call, action).await?;
+        let response = self.client.send(call, action).await.map_err(Error::of_bucket)?;
         let session = text(response.headers(), header::LOCATION.as_str());
         session
             .map(str::to_owned)

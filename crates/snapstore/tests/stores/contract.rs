@@ -91,7 +91,7 @@ pub(crate) async fn deletes(store: &dyn SnapStore) {
 
 pub(crate) async fn reads_ranges(store: &dyn SnapStore) {
     let stored = put(store, &full(7, 0), content(5000)).await;
-    for range in [0..1, 10..4000, 4999..5000] {
+    for range in [0..1, 10..4000, 4999..5000, 7..7] {
         let parts = store.get(&stored.object, Some(range.clone())).await.unwrap();
         let parts: Vec<Bytes> = parts.try_collect().await.unwrap();
         let expected =
@@ -174,5 +174,47 @@ pub(crate) async fn lists_its_own_prefix_only(config: &StoreConfig) {
             "{suffix:?}"
         );
         assert_eq!(listing.snapshots[0].name.last_revision, revision);
+    }
+}
+
+/// What isn't there is not empty.
+pub(crate) async fn tells_a_missing_container(config: &StoreConfig) {
+    let container = format!("{}-missing", config.container);
+    let store = StoreConfig {
+        container,
+        ..config.clone()
+    }
+    .open()
+    .unwrap();
+    let error = store.list().await.unwrap_err();
+    assert_eq!(error.class(), Class::BucketNotFound, "{error}");
+    for size in [1, 9 << 20] {
+        let error = store
+            .put(&full(1, 0), Body::from_bytes(content(size)))
+            .await
+            .unwrap_err();
+        assert_eq!(error.class(), Class::BucketNotFound, "{error}");
+    }
+}
+
+/// Two uploads of one name at once: one wins, whole, and the other one is told so.
+pub(crate) async fn one_of_two_uploads_wins(store: &dyn SnapStore) {
+    for (revision, size) in [(1, 1000), (2, (9 << 20) + 1)] {
+        let name = full(revision, 0);
+        let put = |content| store.put(&name, Body::from_bytes(content));
+        let other: Bytes = content(size).iter().map(|byte| !byte).collect();
+        let (first, second) = tokio::join!(put(content(size)), put(other.clone()));
+        let (expected, error) = match (first, second) {
+            (Ok(_), Err(error)) => (content(size), error),
+            (Err(error), Ok(_)) => (other, error),
+            (first, second) => panic!("{first:?} and {second:?}"),
+        };
+        assert_eq!(error.class(), Class::AlreadyExists, "{error}");
+        let listing = store.list().await.unwrap();
+        assert!(
+            read(store, &listing.snapshots.last().unwrap().object).await == expected,
+            "content differs"
+        );
+        assert_eq!(listing.chunks, []);
     }
 }

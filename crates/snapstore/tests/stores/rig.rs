@@ -1,4 +1,5 @@
-//! The real servers that `e2e/cluster/stores.sh` starts, and stores with a prefix of their own on them.
+//! Real servers, and stores with a prefix of their own on them. `e2e/cluster/stores.sh up s3 gcs azurite` and
+//! `tests/stores/swift-server.sh up` start them.
 
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
@@ -37,12 +38,22 @@ impl Rig {
         )
     }
 
+    pub(crate) fn swift() -> Self {
+        Self::new(
+            "swift",
+            Provider::Swift,
+            "OPENSTACK_APPLICATION_CREDENTIALS",
+            "secret",
+        )
+    }
+
     fn new(name: &str, provider: Provider, variable: &'static str, secret: &'static str) -> Self {
         let state = std::env::var("DRUID_DEV_STATE").unwrap_or_else(|_| "/var/lib/druid-dev".to_owned());
         let dir = PathBuf::from(state).join("stores").join(name);
         assert!(
             dir.is_dir(),
-            "no {name} server: start it with e2e/cluster/stores.sh up {name}"
+            "no {name} server in {}: start it, see this file",
+            dir.display()
         );
         Self {
             dir,
