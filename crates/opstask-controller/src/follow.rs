@@ -100,8 +100,8 @@ async fn run(steward: Arc<dyn Steward>, wake: Wake, task: TaskRef, operation: Fo
             let mut first = true;
             while let Some(state) = states.next().await {
                 match state {
-                    Ok(_) if std::mem::take(&mut first) => {}
                     Ok(state) if state.end_time.is_some() => break,
+                    Ok(_) if std::mem::take(&mut first) => {}
                     Ok(_) => {
                         wake.wake(task.clone());
                         tokio::time::sleep(PAUSE).await;
@@ -120,4 +120,90 @@ async fn run(steward: Arc<dyn Steward>, wake: Wake, task: TaskRef, operation: Fo
         }
     }
     wake.wake(task);
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use futures::stream::{self, BoxStream};
+    use operator::steward::{StewardError, Target};
+    use steward_proto::v1::{CreateSnapshotRequest, Operation};
+    use tonic::Status;
+
+    use super::*;
+    use crate::steward::call;
+
+    /// A steward whose operation goes through these states, and that keeps the stream open afterwards.
+    #[derive(Debug)]
+    struct Watched(Vec<Result<bool, ()>>);
+
+    #[async_trait]
+    impl Steward for Watched {
+        async fn create_snapshot(
+            &self,
+            target: &Target,
+            _: CreateSnapshotRequest,
+        ) -> Result<Operation, StewardError> {
+            Err(call(target, Status::unimplemented("")))
+        }
+
+        async fn operation(&self, target: &Target, _: &str) -> Result<Operation, StewardError> {
+            Err(call(target, Status::unimplemented("")))
+        }
+
+        async fn watch(
+            &self,
+            target: &Target,
+            _: &str,
+        ) -> Result<BoxStream<'static, Result<Operation, StewardError>>, StewardError> {
+            let target = target.clone();
+            let states = self.0.clone().into_iter().map(move |state| match state {
+                Ok(done) => Ok(Operation {
+                    end_time: done.then(prost_types::Timestamp::default),
+                    ..Operation::default()
+                }),
+                Err(()) => Err(call(&target, Status::unavailable("gone"))),
+            });
+            Ok(stream::iter(states).chain(stream::pending()).boxed())
+        }
+
+        async fn cancel(&self, target: &Target, _: &str) -> Result<(), StewardError> {
+            Err(call(target, Status::unimplemented("")))
+        }
+    }
+
+    async fn wakes(states: Vec<Result<bool, ()>>) -> usize {
+        let (wake, woken) = Wake::new();
+        let follower = Follower::new(Arc::new(Watched(states)), wake);
+        let operation = Followed {
+            target: Target {
+                address: "x:1".to_owned(),
+                server_name: "x".to_owned(),
+            },
+            id: "a".to_owned(),
+        };
+        let task = ObjectRef::new("t").within("ns");
+        follower.follow(task.clone(), operation.clone());
+        follower.follow(task, operation);
+        let limit = tokio::time::sleep(Duration::from_mins(10));
+        woken.take_until(limit).count().await
+    }
+
+    /// The end may come before the first look, and it must not be missed.
+    #[tokio::test(start_paused = true)]
+    async fn a_task_is_woken_by_the_end_of_its_operation() {
+        assert_eq!(wakes(vec![Ok(true)]).await, 1);
+        assert_eq!(wakes(vec![Ok(false), Ok(true)]).await, 1);
+        assert_eq!(wakes(vec![Ok(false), Ok(false), Ok(true)]).await, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_known_already_wakes_nobody() {
+        assert_eq!(wakes(vec![Ok(false)]).await, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_breaks_has_the_task_looked_at() {
+        assert_eq!(wakes(vec![Ok(false), Err(())]).await, 1);
+    }
 }
