@@ -161,28 +161,28 @@ async fn delete_and_find_the_data(lab: &Lab, store: Store) -> anyhow::Result<()>
 }
 
 #[tokio::test]
-async fn one_member_with_s3() -> anyhow::Result<()> {
+async fn e2e_one_member_with_s3() -> anyhow::Result<()> {
     run("one-s3", |lab| life(lab, 1, Store::S3)).await
 }
 
 #[tokio::test]
-async fn three_members_with_s3() -> anyhow::Result<()> {
+async fn e2e_three_members_with_s3() -> anyhow::Result<()> {
     run("three-s3", |lab| life(lab, 3, Store::S3)).await
 }
 
 #[tokio::test]
-async fn one_member_with_a_local_folder() -> anyhow::Result<()> {
+async fn e2e_one_member_with_a_local_folder() -> anyhow::Result<()> {
     run("one-local", |lab| life(lab, 1, Store::Local)).await
 }
 
 #[tokio::test]
-async fn three_members_with_a_local_folder() -> anyhow::Result<()> {
+async fn e2e_three_members_with_a_local_folder() -> anyhow::Result<()> {
     run("three-local", |lab| life(lab, 3, Store::Local)).await
 }
 
 /// TLS for clients and peers, with certificates that the user brings.
 #[tokio::test]
-async fn three_members_with_tls() -> anyhow::Result<()> {
+async fn e2e_three_members_with_tls() -> anyhow::Result<()> {
     run("three-tls", |lab| async move {
         lab.certificates("client", "t1").await?;
         lab.certificates("peer", "t1").await?;

@@ -33,7 +33,7 @@ fn state(task: &EtcdOpsTask) -> Option<TaskState> {
 
 /// A full and a delta snapshot on demand; without a store the task is rejected, and says why.
 #[tokio::test]
-async fn snapshots_on_demand() -> anyhow::Result<()> {
+async fn e2e_snapshots_on_demand() -> anyhow::Result<()> {
     run("snapshots", |lab| async move {
         let mut backup = lab.backup(Store::S3).await?;
         backup["deltaSnapshotPeriod"] = json!("0s");

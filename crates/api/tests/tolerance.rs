@@ -2,11 +2,8 @@
 //!
 //! The objects are made from the CRDs, with every field set, so that a new field is tested without a word here.
 
-<<<<<<< HEAD
-=======
 #![expect(clippy::panic, clippy::unwrap_used, reason = "everything here is a test")]
 
->>>>>>> api
 mod support;
 
 use api::v1alpha1::{Etcd, EtcdCopyBackupsTask, EtcdMember, EtcdOpsTask};
