@@ -542,7 +542,7 @@ fn the_spec_decides_what_is_due() {
     let scene = with_backup(Scene::new(1)).set(0, "/record/status/snapshots/coveredUntil", json!(ago(1500)));
     let mut cluster = scene.cluster();
     let mut etcd = (*cluster.etcd).clone();
-    etcd.spec.backup.delta_snapshot_period = Some("0s".to_owned()).map(api::duration::GoDuration::new);
+    etcd.spec.backup.delta_snapshot_period = Some(api::duration::GoDuration::new("0s"));
     cluster.etcd = Arc::new(etcd.clone());
     let report = Report::new(&cluster, &EtcdStatus::default(), THRESHOLDS, now());
     is(&report.status, backup_ready::TYPE, ("True", "BackupSucceeded"));
