@@ -33,6 +33,7 @@ use operator::{
     cache::{everything, selected, until, watch},
     reconcile::{Guarded, Reason, Reconciler},
 };
+use tokio::sync::OnceCell;
 
 use crate::{
     cluster::Caches,
@@ -83,6 +84,7 @@ pub async fn run(context: Context, config: Config) -> anyhow::Result<()> {
             pods,
             sets,
             leases,
+            filled: OnceCell::new(),
         },
         thresholds: Thresholds {
             unknown: config.unknown_threshold.into(),
