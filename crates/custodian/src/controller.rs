@@ -13,7 +13,11 @@ use api::{
 use async_trait::async_trait;
 use futures::{Stream, StreamExt as _, future::ready};
 use jiff::Timestamp;
-use k8s_openapi::api::{apps::v1::StatefulSet, coordination::v1::Lease, core::v1::Pod};
+use k8s_openapi::api::{
+    apps::v1::StatefulSet,
+    coordination::v1::Lease,
+    core::v1::{ObjectReference, Pod},
+};
 use kube::{
     Api, Resource, ResourceExt as _,
     runtime::{
@@ -29,6 +33,7 @@ use operator::{
     cache::{everything, selected, until, watch},
     reconcile::{Guarded, Reason, Reconciler},
 };
+use tokio::sync::OnceCell;
 
 use crate::{
     cluster::Caches,
@@ -79,6 +84,7 @@ pub async fn run(context: Context, config: Config) -> anyhow::Result<()> {
             pods,
             sets,
             leases,
+            filled: OnceCell::new(),
         },
         thresholds: Thresholds {
             unknown: config.unknown_threshold.into(),
@@ -94,6 +100,16 @@ pub async fn run(context: Context, config: Config) -> anyhow::Result<()> {
 fn owner<K: Resource>(object: &K, label: &str) -> Option<ObjectRef<Guarded<Etcd>>> {
     let etcd = object.labels().get(label)?;
     Some(ObjectRef::new(etcd).within(&object.namespace().unwrap_or_default()))
+}
+
+fn member_reference(etcd: &Etcd, member: String) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(EtcdMember::api_version(&()).into_owned()),
+        kind: Some(EtcdMember::kind(&()).into_owned()),
+        namespace: etcd.namespace(),
+        name: Some(member),
+        ..ObjectReference::default()
+    }
 }
 
 /// Leaves out the heartbeats of members that are known to be ready. They come every few seconds and tell nothing new;
@@ -216,8 +232,11 @@ impl Custodian {
     }
 
     async fn tell(&self, etcd: &Etcd, before: &Reported, after: &Reported) {
-        let events = &self.context.events;
         for event in transitions::between(&before.status, &after.status, before.leader.as_deref()) {
+            let events = match event.member {
+                Some(member) => self.context.events.related_to(member_reference(etcd, member)),
+                None => self.context.events.clone(),
+            };
             if event.warning {
                 events.warning(etcd, "Observe", event.reason, event.note).await;
             } else {

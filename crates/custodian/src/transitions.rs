@@ -27,6 +27,17 @@ pub struct Transition {
     pub warning: bool,
     pub reason: &'static str,
     pub note: String,
+    /// The member that it is about.
+    pub member: Option<String>,
+}
+
+impl Transition {
+    fn of(self, member: &str) -> Self {
+        Self {
+            member: Some(member.to_owned()),
+            ..self
+        }
+    }
 }
 
 /// What changed from `before` to `after`. `led` is the member that last led, before there was perhaps no leader.
@@ -52,21 +63,23 @@ fn of_member(old: Option<&EtcdMemberSummary>, new: &EtcdMemberSummary) -> Option
     if old.is_some_and(|old| old.status == new.status) {
         return None;
     }
-    match new.status {
-        MemberStatus::Ready => Some(normal(event::MEMBER_READY, format!("member {} serves", new.name))),
+    let name = &new.name;
+    let transition = match new.status {
+        MemberStatus::Ready => normal(event::MEMBER_READY, format!("member {name} serves")),
         // A member that is new hasn't served before.
-        MemberStatus::NotReady if old.is_some() => Some(warning(
-            event::MEMBER_NOT_READY,
-            format!("member {} doesn't serve: {}", new.name, new.reason),
-        )),
-        _ => None,
-    }
+        MemberStatus::NotReady if old.is_some() => {
+            let note = format!("member {name} doesn't serve: {}", new.reason);
+            warning(event::MEMBER_NOT_READY, note)
+        }
+        _ => return None,
+    };
+    Some(transition.of(name))
 }
 
 fn of_leader(old: Option<&str>, new: Option<&str>) -> Option<Transition> {
     let (old, new) = (old?, new?);
-    let note = || format!("member {new} leads the cluster, after {old}");
-    (old != new).then(|| normal(event::LEADER_CHANGED, note()))
+    let note = || format!("member {new} leads the cluster");
+    (old != new).then(|| normal(event::LEADER_CHANGED, note()).of(new))
 }
 
 /// A quorum is lost only if there was one: not while a cluster forms or wakes up.
@@ -115,6 +128,7 @@ fn normal(reason: &'static str, note: String) -> Transition {
         warning: false,
         reason,
         note,
+        member: None,
     }
 }
 

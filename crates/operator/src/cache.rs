@@ -45,20 +45,27 @@ where
 {
     let kind = K::kind(&K::DynamicType::default()).into_owned();
     let (reader, writer) = reflector::store();
+    let waiting = format!("first listing of {kind}");
+    readiness.wait_for(&waiting);
     let stream = watcher(api, config)
         .default_backoff()
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
-        .touched_objects()
+        // The store can wake only one task that waits for it, and that is for the controller that reads it.
         .inspect({
-            let kind = kind.clone();
+            let readiness = readiness.clone();
             move |event| {
-                if let Err(error) = event {
-                    warn!(kind, %error, "watch failed, retrying");
+                if matches!(event, Ok(watcher::Event::InitDone)) {
+                    readiness.done(&waiting);
                 }
             }
+        })
+        .touched_objects()
+        .inspect(move |event| {
+            if let Err(error) = event {
+                warn!(kind, %error, "watch failed, retrying");
+            }
         });
-    let reader = announce(reader, readiness);
     (reader, stream)
 }
 
@@ -123,4 +130,34 @@ pub fn until(at: jiff::Timestamp) -> Duration {
     Duration::try_from(wait)
         .unwrap_or_default()
         .max(Duration::from_millis(100))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::{Client, client::Body};
+    use serde_json::json;
+
+    use super::*;
+
+    /// A controller waits for the same store: neither may take the other's wake-up.
+    #[tokio::test]
+    async fn the_first_listing_makes_ready_whoever_else_waits() {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let readiness = Readiness::default();
+        let api = Api::<ConfigMap>::all(Client::new(service, "default"));
+        let (store, stream) = watch(api, everything(), &readiness);
+        assert_eq!(readiness.pending(), ["first listing of ConfigMap"]);
+        keep(stream);
+        let controller = tokio::spawn(async move { store.wait_until_ready().await });
+        let (request, send) = server.next_request().await.unwrap();
+        assert!(!request.uri().query().unwrap_or_default().contains("watch"));
+        let list = json!({"apiVersion": "v1", "kind": "ConfigMapList", "metadata": {"resourceVersion": "1"}, "items": []});
+        send.send_response(Response::new(Body::from(list.to_string().into_bytes())));
+        controller.await.unwrap().unwrap();
+        // The watch follows the listing, so by now the listing has been told.
+        let _watch = server.next_request().await.unwrap();
+        assert_eq!(readiness.pending(), [""; 0]);
+    }
 }

@@ -1,5 +1,6 @@
 //! Events on the objects that people look at. An event that can't be written is logged and never fails a reconcile.
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
     Client, Resource,
     runtime::events::{Event, EventType, Recorder, Reporter},
@@ -13,6 +14,7 @@ const MAX_NOTE_BYTES: usize = 1024;
 #[derive(Clone)]
 pub struct Events {
     recorder: Recorder,
+    related: Option<ObjectReference>,
 }
 
 impl std::fmt::Debug for Events {
@@ -30,6 +32,16 @@ impl Events {
         };
         Self {
             recorder: Recorder::new(client, reporter),
+            related: None,
+        }
+    }
+
+    /// The same, for events that have to do with another object too. Events that differ in nothing but their note are
+    /// counted as one, with the first note: the other object keeps them apart.
+    pub fn related_to(&self, other: ObjectReference) -> Self {
+        Self {
+            recorder: self.recorder.clone(),
+            related: Some(other),
         }
     }
 
@@ -61,7 +73,7 @@ impl Events {
             reason: reason.to_owned(),
             note: Some(note),
             action: action.to_owned(),
-            secondary: None,
+            secondary: self.related.clone(),
         };
         if let Err(error) = self.recorder.publish(&event, &object.object_ref(&())).await {
             warn!(reason, %error, "failed to publish an event");
