@@ -8,6 +8,7 @@ pub mod events;
 pub mod fence;
 pub mod leader;
 pub mod metrics;
+pub mod owner;
 pub mod reconcile;
 pub mod runtime;
 pub mod server;

@@ -6,7 +6,6 @@ pub mod handler;
 pub mod lifecycle;
 pub mod metrics;
 pub mod on_demand_snapshot;
-pub mod owner;
 pub mod preconditions;
 pub mod steward;
 pub mod turn;
@@ -23,7 +22,7 @@ use kube::{
     runtime::{Controller, PredicateConfig, WatchStreamExt as _, predicates, reflector::Store},
 };
 use operator::{
-    Context, cache,
+    Context, cache, owner,
     reconcile::{self, Guarded},
     steward::Stewards,
 };

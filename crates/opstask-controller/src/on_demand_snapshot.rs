@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use operator::{
+    owner::{self, Location},
     reconcile::{Reason as _, chain},
     steward::StewardError,
 };
@@ -26,7 +27,6 @@ use tonic_types::StatusExt as _;
 use crate::{
     handler::{Assignment, Execution, Followed, Handler},
     lifecycle::{Problem, Work},
-    owner::{self, Location},
     preconditions,
     steward::Steward,
 };

@@ -8,7 +8,8 @@ use api::{
     v1alpha1::{Etcd, EtcdMember, MemberRole},
 };
 use kube::ResourceExt as _;
-use operator::steward::Target;
+
+use crate::steward::Target;
 
 /// The steward in a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
