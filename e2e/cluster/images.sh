@@ -7,7 +7,7 @@
 # user 65532; localhost/etcd:<minor> is like the usual etcd image: no user set. None has a shell.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
-programs=(etcd-controller custodian opstask-controller etcd-steward)
+programs=(etcd-controller custodian compaction-controller opstask-controller etcd-steward)
 (($#)) || set -- "${programs[@]}" etcd:3.5 etcd:3.6 etcd:3.7
 certificates=/etc/ssl/certs/ca-certificates.crt
 [[ -f $certificates ]] || die "install ca-certificates"
