@@ -6,6 +6,8 @@
 
 use kube::core::{Message, Rule};
 
+use crate::steward::port;
+
 /// Names become labels and DNS names. They can't be changed, so only new objects are checked.
 pub(super) fn name_form() -> Rule {
     Rule::new("oldSelf.hasValue() || self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')")
@@ -84,18 +86,20 @@ pub(super) fn immutable(field: &str, why: &str) -> Rule {
     )))
 }
 
+/// All listen in one pod. A list in a list stands in for a variable.
 pub(super) fn ports_differ() -> Rule {
-    Rule::new(
+    let (health, metrics) = (port::STEWARD_HEALTH, port::ETCD_METRICS);
+    Rule::new(format!(
         "[[has(self.etcd.clientPort) ? self.etcd.clientPort : 2379, \
            has(self.etcd.serverPort) ? self.etcd.serverPort : 2380, \
            has(self.etcd.wrapperPort) ? self.etcd.wrapperPort : 9095, \
-           has(self.backup.port) ? self.backup.port : 8080]]\
-         .all(ports, ports.all(p, ports.exists_one(q, p == q)))",
-    )
-    .message(
-        "ports must differ from each other: etcd.clientPort (2379 if unset), etcd.serverPort (2380), etcd.wrapperPort \
-         (9095), backup.port (8080)",
-    )
+           has(self.backup.port) ? self.backup.port : 8080, {health}, {metrics}]]\
+         .all(ports, ports.all(p, ports.exists_one(q, p == q)))"
+    ))
+    .message(Message::Message(format!(
+        "ports must differ from each other and from {health} and {metrics}: etcd.clientPort (2379 if unset), \
+         etcd.serverPort (2380), etcd.wrapperPort (9095), backup.port (8080)"
+    )))
 }
 
 /// Only where both are set: an Etcd may live with less disk than the default quota.
