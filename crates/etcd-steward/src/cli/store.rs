@@ -13,10 +13,20 @@ pub(super) struct StoreArgs {
     #[arg(long = "store-provider", value_name = "PROVIDER")]
     provider: Provider,
     /// Bucket or container; for Local a folder, absolute or below $HOME. By default $STORAGE_CONTAINER.
-    #[arg(long = "store-container", value_name = "NAME", default_value = "", hide_default_value = true)]
+    #[arg(
+        long = "store-container",
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     container: String,
     /// Folder within the container. If it is empty, v2/ lies directly in the container.
-    #[arg(long = "store-prefix", value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    #[arg(
+        long = "store-prefix",
+        value_name = "PREFIX",
+        default_value = "",
+        hide_default_value = true
+    )]
     prefix: String,
     /// Address of the store, if it isn't the provider's own.
     #[arg(long = "store-endpoint", value_name = "URL")]
@@ -33,10 +43,22 @@ pub(super) struct SourceArgs {
     #[arg(id = "source-store-provider", long, value_name = "PROVIDER")]
     provider: Provider,
     /// Bucket or container. By default $SOURCE_STORAGE_CONTAINER.
-    #[arg(id = "source-store-container", long, value_name = "NAME", default_value = "", hide_default_value = true)]
+    #[arg(
+        id = "source-store-container",
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
     container: String,
     /// Folder within the container.
-    #[arg(id = "source-store-prefix", long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    #[arg(
+        id = "source-store-prefix",
+        long,
+        value_name = "PREFIX",
+        default_value = "",
+        hide_default_value = true
+    )]
     prefix: String,
     /// Address of the store, if it isn't the provider's own.
     #[arg(id = "source-store-endpoint", long, value_name = "URL")]
