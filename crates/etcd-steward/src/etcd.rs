@@ -91,9 +91,7 @@ impl Connector {
     }
 
     async fn connect(&self, urls: &[&str], name: Option<&str>) -> Result<Client, EtcdError> {
-        let mut options = ConnectOptions::new()
-            .with_connect_timeout(CONNECT_TIMEOUT)
-            .with_keep_alive(Duration::from_secs(10), Duration::from_secs(5));
+        let mut options = options();
         if let Some(folder) = &self.tls {
             let read = |file: &'static str| async move {
                 let path = folder.join(file);
@@ -112,13 +110,21 @@ impl Connector {
             }
             options = options.with_tls(tls);
         }
-        call(
-            "connect to etcd",
-            CALL_TIMEOUT,
-            Client::connect(urls, Some(options)),
-        )
-        .await
+        connect(urls, options).await
     }
+}
+
+/// What all connections have in common.
+pub fn options() -> ConnectOptions {
+    ConnectOptions::new()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_keep_alive(Duration::from_secs(10), Duration::from_secs(5))
+}
+
+/// Connects to any of the URLs.
+pub async fn connect(urls: &[impl AsRef<str>], options: ConnectOptions) -> Result<Client, EtcdError> {
+    let connecting = Client::connect(urls, Some(options));
+    call("connect to etcd", CALL_TIMEOUT, connecting).await
 }
 
 /// Runs one call with a deadline.

@@ -3,6 +3,7 @@
 pub mod backup;
 pub mod bootstrap;
 pub mod chain;
+pub mod cli;
 pub mod config;
 pub mod etcd;
 pub mod exit_record;

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use etcd_steward::{config, install, launch, serve};
+use etcd_steward::{cli, config, install, launch, serve};
 use operator::{config::Telemetry, reconcile::chain, telemetry};
 
 /// Looks after one member of an etcd cluster: its data directory, membership, status, backups and maintenance.
@@ -24,29 +24,30 @@ enum Command {
     Launch(launch::Args),
     /// Look after the member. The sidecar.
     Serve(Box<config::Args>),
+    #[command(flatten)]
+    Backups(cli::Command),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // The first provider wins; nothing else installs one before this line.
     let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    match run(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&error),
-    }
+    run(cli.command).unwrap_or_else(|error| fail(&error))
 }
 
 #[tokio::main]
-async fn run(command: Command) -> anyhow::Result<()> {
+async fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Install(args) => Ok(install::run(&args)?),
-        Command::Own(args) => Ok(install::own(&args)?),
+        Command::Install(args) => install::run(&args)?,
+        Command::Own(args) => install::own(&args)?,
         Command::Launch(args) => {
             let _telemetry = telemetry::init("etcd-launcher", &Telemetry::default())?;
-            launch::run(args).await
+            launch::run(args).await?;
         }
-        Command::Serve(args) => serve::run(*args).await,
+        Command::Serve(args) => serve::run(*args).await?,
+        Command::Backups(command) => return Ok(cli::run(command).await),
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[expect(clippy::print_stderr, reason = "the log may not have been set up")]

@@ -7,7 +7,7 @@ use api::v1alpha1::{
 };
 use etcd_storage::{
     assemble::Progress,
-    chain, cluster,
+    cluster,
     object::Target,
     restore::{Options, Restored, restore},
 };
@@ -17,7 +17,11 @@ use operator::reconcile::chain as causes;
 use tokio::runtime::Handle;
 use tracing::info;
 
-use crate::{bootstrap::evidence::Scene, chain as stored_chain, member::whole_seconds};
+use crate::{
+    bootstrap::evidence::Scene,
+    chain::{self, Catalog, Wanted},
+    member::whole_seconds,
+};
 
 /// Why the backups weren't restored. The data directory is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -110,11 +114,11 @@ async fn fill(scene: &Scene) -> Result<Restored, RestoreError> {
         source,
     };
     let listing = store.list().await.map_err(failed)?;
-    let plan = stored_chain::plan(&listing, None)?;
+    let catalog = Catalog::new(listing);
+    let plan = catalog.route(&Wanted::Latest, false)?.plan;
     let end = plan.end;
     let broken = |what: &str| RestoreError::BrokenOff(what.to_owned());
-    let chain = stored_chain::open(&store, &listing, &plan, &Handle::current())
-        .ok_or_else(|| broken("the listing changed"))?;
+    let chain = catalog.open(&store, &plan, &Handle::current()).chain;
     let fresh = scene.data_dir.with_extension("restored");
     remove(&fresh)?;
     let options = Options {

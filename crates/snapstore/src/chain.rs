@@ -20,7 +20,7 @@ impl<'a> Chain<'a> {
 
 /// Groups snapshots (ascending, as in a listing) into chains, ascending. Fulls that `is_base` refuses begin no chain:
 /// they are returned apart, and the deltas after them belong to the chain before.
-pub(crate) fn group(
+pub fn group(
     snapshots: &[StoredSnapshot],
     is_base: impl Fn(&StoredSnapshot) -> bool,
 ) -> (Vec<Chain<'_>>, Vec<&StoredSnapshot>) {

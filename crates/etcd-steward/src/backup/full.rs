@@ -7,6 +7,7 @@ use std::{
     path::Path,
 };
 
+use etcd_client::Client;
 use etcd_storage::{
     compression::{Compression, Encoder},
     full::{FullSummary, Scanner},
@@ -24,7 +25,7 @@ const WINDOW: usize = 16;
 
 /// A checked snapshot in the scratch space, which is freed when this is dropped.
 #[derive(Debug)]
-pub(super) struct Spooled {
+pub(crate) struct Spooled {
     /// The compressed file.
     pub file: NamedTempFile,
     /// What is in it.
@@ -37,9 +38,17 @@ pub(super) async fn fetch(
     compression: Compression,
     temp: &Path,
 ) -> Result<Spooled, BackupError> {
+    fetch_from(connector.local().await?, compression, temp).await
+}
+
+/// Fetches a snapshot from the etcd that a client is connected to.
+pub(crate) async fn fetch_from(
+    mut client: Client,
+    compression: Compression,
+    temp: &Path,
+) -> Result<Spooled, BackupError> {
     std::fs::create_dir_all(temp)?;
     let file = tempfile::Builder::new().prefix("full-").tempfile_in(temp)?;
-    let mut client = connector.local().await?;
     let mut stream = call("start a snapshot", CALL_TIMEOUT, client.snapshot()).await?;
     let (pieces, received) = mpsc::channel::<Vec<u8>>(WINDOW);
     let sink = file.reopen()?;

@@ -2,7 +2,7 @@
 
 mod collector;
 mod fence;
-mod full;
+pub(crate) mod full;
 pub mod owner;
 mod snapshotter;
 

@@ -1,0 +1,120 @@
+//! The flags of `restore`: which state, into which directory, as a member of which cluster.
+
+use std::path::PathBuf;
+
+use etcd_storage::{cluster::NewCluster, schema::Minor};
+use jiff::Timestamp;
+
+use crate::{
+    chain::Wanted,
+    cli::{error::CliError, output::Output, store::StoreArgs},
+};
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    pub(super) store: StoreArgs,
+    #[command(flatten)]
+    pub(in crate::cli) output: Output,
+    /// The data directory to make. It must be empty or not be there.
+    #[arg(long, short = 'd')]
+    pub(super) data_dir: PathBuf,
+    #[command(flatten)]
+    pub(super) cluster: ClusterArgs,
+    #[command(flatten)]
+    pub(super) wanted: WantedArgs,
+    /// If snapshots are damaged or missing, restore what can be had without them.
+    #[arg(long)]
+    pub(super) fallback: bool,
+    /// Raise the revision by so much and mark all before it as compacted, so that watchers and caches notice.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(super) bump_revision: Option<i64>,
+    /// Seconds to live of leases which keys hang on, but whose time to live no snapshot tells. Without it these leases
+    /// aren't made, and their keys stay.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i64).range(1..))]
+    pub(super) unknown_lease_ttl: Option<i64>,
+    /// Minor version of the etcd that is to start: 3.5, 3.6 or 3.7. By default that of the etcd that was backed up.
+    #[arg(long, value_name = "VERSION")]
+    pub(super) etcd_version: Option<Minor>,
+}
+
+/// The cluster that the directory is to be a member of; as etcd's own flags.
+#[derive(Debug, clap::Args)]
+pub(super) struct ClusterArgs {
+    /// Name of the member.
+    #[arg(long, default_value = "default")]
+    pub(super) name: String,
+    /// All members: NAME=URL,…; a member with several URLs is named several times. By default this member alone.
+    #[arg(long, value_name = "MEMBERS")]
+    initial_cluster: Option<String>,
+    #[arg(long, value_name = "TOKEN", default_value = "etcd-cluster")]
+    initial_cluster_token: String,
+    /// Peer URLs of this member.
+    #[arg(
+        long,
+        value_name = "URL",
+        value_delimiter = ',',
+        default_value = "http://localhost:2380"
+    )]
+    initial_advertise_peer_urls: Vec<String>,
+}
+
+/// The state to restore; the newest if nothing is said.
+#[derive(Debug, clap::Args)]
+#[group(multiple = false)]
+pub(super) struct WantedArgs {
+    /// Restore the state after this revision.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    revision: Option<i64>,
+    /// Restore the state at this time, for example 2026-05-01T08:00:00Z.
+    #[arg(long)]
+    time: Option<Timestamp>,
+    /// Restore the state at the end of this snapshot.
+    #[arg(long, value_name = "NAME")]
+    snapshot: Option<String>,
+}
+
+impl WantedArgs {
+    pub(super) fn wanted(&self) -> Wanted {
+        match (self.revision, self.time, &self.snapshot) {
+            (Some(revision), ..) => Wanted::Revision(revision),
+            (_, Some(time), _) => Wanted::Time(time),
+            (.., Some(name)) => Wanted::Snapshot(name.clone()),
+            (None, None, None) => Wanted::Latest,
+        }
+    }
+}
+
+impl ClusterArgs {
+    pub(super) fn found(&self) -> Result<NewCluster, CliError> {
+        let own = (self.name.clone(), self.initial_advertise_peer_urls.clone());
+        let members = match &self.initial_cluster {
+            None => vec![own],
+            Some(text) => members(text)?,
+        };
+        let cluster = NewCluster::new(&self.initial_cluster_token, members)
+            .map_err(|error| CliError::Usage(format!("--initial-cluster: {error}")))?;
+        if cluster.member(&self.name).is_none() {
+            let name = &self.name;
+            return Err(CliError::Usage(format!(
+                "--initial-cluster has no member {name:?}"
+            )));
+        }
+        Ok(cluster)
+    }
+}
+
+/// The members in the order in which they are named first, each with all its URLs.
+fn members(text: &str) -> Result<Vec<(String, Vec<String>)>, CliError> {
+    let mut members: Vec<(String, Vec<String>)> = Vec::new();
+    for pair in text.split(',') {
+        let (name, url) = pair
+            .split_once('=')
+            .ok_or_else(|| CliError::Usage(format!("--initial-cluster: {pair:?} is not NAME=URL")))?;
+        match members.iter_mut().find(|(known, _)| known == name) {
+            Some((_, urls)) => urls.push(url.to_owned()),
+            None => members.push((name.to_owned(), vec![url.to_owned()])),
+        }
+    }
+    Ok(members)
+}

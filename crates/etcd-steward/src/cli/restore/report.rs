@@ -1,0 +1,105 @@
+//! What a restore tells.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
+
+use etcd_storage::restore::Restored;
+use indicatif::HumanBytes;
+use serde::Serialize;
+
+use super::Args;
+use crate::{
+    chain::{Catalog, Fault, Revisions, Route},
+    cli::output::Report,
+};
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Done {
+    data_dir: PathBuf,
+    revision: i64,
+    base_revision: i64,
+    /// What it was restored from.
+    snapshots: Vec<String>,
+    /// Snapshots that could not be used.
+    left_out: Vec<Fault>,
+    /// Revisions that are lost by that.
+    lost: Option<Revisions>,
+    cluster_id: String,
+    member_id: String,
+    db_size: u64,
+    leases: Leases,
+    alarms_dropped: u64,
+}
+
+/// What became of the leases.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Leases {
+    kept: u64,
+    created: u64,
+    /// Ids, in hex, of leases that were not made because no snapshot tells their time to live; at most 1000.
+    unknown: Vec<String>,
+    unknown_count: u64,
+}
+
+impl Done {
+    pub(super) fn new(args: &Args, catalog: &Catalog, route: Route, restored: Restored) -> Self {
+        let names = catalog
+            .snapshots(&route.plan)
+            .map(|stored| stored.name.to_string());
+        let leases = restored.leases;
+        Self {
+            data_dir: args.data_dir.clone(),
+            revision: restored.revision,
+            base_revision: restored.base_revision,
+            snapshots: names.collect(),
+            left_out: route.left_out,
+            lost: route.lost,
+            cluster_id: restored.cluster_id.to_string(),
+            member_id: restored.member_id.to_string(),
+            db_size: restored.db_size,
+            leases: Leases {
+                kept: leases.kept,
+                created: leases.created,
+                unknown: leases.unknown.iter().map(|id| format!("{id:016x}")).collect(),
+                unknown_count: leases.unknown_count,
+            },
+            alarms_dropped: restored.alarms_dropped,
+        }
+    }
+}
+
+impl Report for Done {
+    fn table(&self, out: &mut dyn Write) -> io::Result<()> {
+        let (dir, size) = (self.data_dir.display(), HumanBytes(self.db_size));
+        writeln!(out, "restored {dir} at revision {} ({size})", self.revision)?;
+        writeln!(out, "cluster {}, member {}", self.cluster_id, self.member_id)?;
+        let base = self.snapshots.first().map_or("", String::as_str);
+        writeln!(out, "from {base} and {} deltas", self.snapshots.len() - 1)?;
+        for fault in &self.left_out {
+            writeln!(out, "left out: {fault}")?;
+        }
+        if let Some(lost) = &self.lost {
+            writeln!(out, "lost: {lost}")?;
+        }
+        let Leases {
+            kept,
+            created,
+            unknown_count,
+            ..
+        } = &self.leases;
+        if kept + created + unknown_count > 0 {
+            writeln!(
+                out,
+                "leases: {kept} kept, {created} made, {unknown_count} of unknown time to live left out"
+            )?;
+        }
+        if self.alarms_dropped > 0 {
+            writeln!(out, "alarms dropped: {}", self.alarms_dropped)?;
+        }
+        Ok(())
+    }
+}

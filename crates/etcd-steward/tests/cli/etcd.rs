@@ -1,0 +1,1 @@
+//! Real etcds start from what the program restored.
