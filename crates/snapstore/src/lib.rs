@@ -10,6 +10,7 @@ mod config;
 pub mod copy;
 mod credentials;
 mod error;
+mod failure;
 mod gcs;
 mod listing;
 mod local;

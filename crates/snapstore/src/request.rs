@@ -8,7 +8,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{
     error::{Class, Error, Result},
-    transport::Failure,
+    failure::Failure,
 };
 
 /// All but what RFC 3986 calls unreserved, as signatures want it.

@@ -1,5 +1,7 @@
 //! One upload to S3. 10 000 parts are allowed: 80 GiB.
 
+use std::time::Duration;
+
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, header};
@@ -19,6 +21,14 @@ use crate::{
 
 const TOKEN: HeaderName = HeaderName::from_static("x-amz-meta-upload-token");
 const ALGORITHM: HeaderName = HeaderName::from_static("x-amz-checksum-algorithm");
+
+/// Waits before the tries to complete an upload.
+const COMPLETION_PAUSES: [Duration; 4] = [
+    Duration::ZERO,
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+];
 
 pub(super) struct S3Upload<'a> {
     pub client: &'a Client,
@@ -138,33 +148,47 @@ impl S3Upload<'_> {
     }
 
     async fn complete(&self, id: &str, parts: &[xml::Part]) -> Result<()> {
+        let document = xml::Complete::document(parts, &self.ticket.action)?;
+        let mut complaint = String::new();
+        for pause in COMPLETION_PAUSES {
+            tokio::time::sleep(pause).await;
+            match self.try_complete(id, document.clone()).await {
+                // The upload is over: a request whose answer was lost has completed it.
+                Err(e) if e.class() == Class::NotFound => return Ok(()),
+                Err(e) => return Err(e),
+                Ok(None) => return Ok(()),
+                Ok(Some(code)) => complaint = code,
+            }
+            warn!(
+                complaint,
+                key = self.ticket.key,
+                "the store could not complete the upload"
+            );
+        }
+        Err(self.ticket.error(Class::Unavailable, complaint))
+    }
+
+    /// Returns the error that comes with status 200, since the store answers before it is done.
+    async fn try_complete(&self, id: &str, document: String) -> Result<Option<String>> {
         let Ticket { key, action, .. } = &self.ticket;
         let mut headers = self.client.customer_key.clone();
         headers.insert(header::IF_NONE_MATCH, HeaderValue::from_static("*"));
+        let query = vec![("uploadId", id)];
+        let body = document.into();
         let call = Call {
             method: Method::POST,
             path: key,
-            query: vec![("uploadId", id)],
+            query,
             headers,
-            body: xml::Complete::document(parts, action)?.into(),
+            body,
             ..Call::default()
         };
-        match or_verify(self.client.fetch(call, action).await) {
-            // The upload is over: a request whose answer was lost has completed it.
-            Err(e) if e.class() == Class::NotFound => Ok(()),
-            Err(e) => Err(e),
-            Ok(empty) if empty.is_empty() => Ok(()),
-            Ok(body) => match xml::parse::<xml::Completed>(&body, action)? {
-                xml::Completed {
-                    code: Some(code),
-                    message,
-                } => {
-                    let detail = format!("{code}: {}", message.unwrap_or_default());
-                    Err(self.ticket.error(Class::Unavailable, detail))
-                }
-                _ => Ok(()),
-            },
+        let answer = or_verify(self.client.fetch(call, action).await)?;
+        if answer.is_empty() {
+            return Ok(None);
         }
+        let xml::Completed { code, message } = xml::parse(&answer, action)?;
+        Ok(code.map(|code| format!("{code}: {}", message.unwrap_or_default())))
     }
 }
 

@@ -15,8 +15,9 @@ use crate::{
     config::{StoreConfig, invalid},
     credentials::Place,
     error::{Class, Error, Result},
+    failure::Failure,
     request::{self, Call, length, text},
-    transport::{Connector, Failure, client_options},
+    transport::{Connector, client_options},
 };
 
 const AUTH_TOKEN: HeaderName = HeaderName::from_static("x-auth-token");

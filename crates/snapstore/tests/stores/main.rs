@@ -25,8 +25,10 @@ macro_rules! contract {
 mod contract;
 mod copy;
 mod local;
+mod proxy;
 mod rig;
 mod store_azure;
+mod store_faults;
 mod store_gcs;
 mod store_s3;
 mod store_swift;

@@ -1,0 +1,426 @@
+//! Refusals of object stores, and connections that failed, brought to the classes of our errors.
+
+use std::{error::Error as StdError, fmt, time::Duration};
+
+use bytes::Bytes;
+use futures::{StreamExt as _, stream::BoxStream};
+use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
+use object_store::client::{HttpError, HttpErrorKind, HttpResponse};
+use serde::Deserialize;
+
+use crate::error::{Class, Error};
+
+/// No more than this of an error's body is read.
+const ERROR_BODY_LIMIT: usize = 64 * 1024;
+
+/// Why a request had no good answer.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub class: Class,
+    /// 0 when there was no answer at all.
+    pub status: u16,
+    /// The server's own word for it.
+    pub code: String,
+    message: String,
+    /// How long the server asks to wait.
+    pub retry_after: Option<Duration>,
+}
+
+impl Failure {
+    pub(crate) async fn refused(response: HttpResponse) -> Self {
+        let (parts, body) = response.into_parts();
+        let (code, message) = describe(&parts.headers, &read_capped(body.bytes_stream()).await);
+        Self {
+            class: classify(parts.status, &code, &message),
+            status: parts.status.as_u16(),
+            code,
+            message,
+            retry_after: retry_after(&parts.headers),
+        }
+    }
+
+    pub(crate) fn broken(error: &HttpError) -> Self {
+        let class = match error.kind() {
+            HttpErrorKind::Decode => Class::Other,
+            _ => Class::Unreachable,
+        };
+        Self {
+            class,
+            status: 0,
+            code: String::new(),
+            message: causes(error),
+            retry_after: None,
+        }
+    }
+
+    /// A digest that the server didn't confirm means that bytes changed on the way.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.class.is_retryable() || self.class == Class::Corrupt || self.code == "ConditionalRequestConflict"
+    }
+
+    /// The failure below `error`, if a request was what failed.
+    pub(crate) fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Self> {
+        std::iter::successors(Some(error), |e| (*e).source()).find_map(|e| e.downcast_ref())
+    }
+
+    pub(crate) fn to_error(&self, action: impl Into<String>) -> Error {
+        Error::new(self.class, action, self.to_string())
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            status,
+            code,
+            message,
+            ..
+        } = self;
+        let words = [code.as_str(), message.as_str()]
+            .into_iter()
+            .filter(|w| !w.is_empty());
+        let words = words.collect::<Vec<_>>().join(": ");
+        match (*status, words.is_empty()) {
+            (0, _) => f.write_str(&words),
+            (_, true) => write!(f, "status {status}"),
+            _ => write!(f, "status {status}, {words}"),
+        }
+    }
+}
+
+impl StdError for Failure {}
+
+/// An error with all its causes, each said once.
+fn causes(error: &HttpError) -> String {
+    let mut text = String::new();
+    let mut next: Option<&(dyn StdError + 'static)> = error.source();
+    while let Some(cause) = next {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(if text.is_empty() { "" } else { ": " });
+            text.push_str(&cause_text);
+        }
+        next = cause.source();
+    }
+    text
+}
+
+async fn read_capped(mut stream: BoxStream<'static, Result<Bytes, HttpError>>) -> Vec<u8> {
+    let mut body = Vec::new();
+    while let Some(Ok(bytes)) = stream.next().await {
+        body.extend_from_slice(&bytes[..bytes.len().min(ERROR_BODY_LIMIT - body.len())]);
+        if body.len() == ERROR_BODY_LIMIT {
+            break;
+        }
+    }
+    body
+}
+
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    headers
+        .get(RETRY_AFTER)?
+        .to_str()
+        .ok()?
+        .parse()
+        .ok()
+        .map(Duration::from_secs)
+}
+
+/// The server's code and message out of an error document: S3 and Azure (XML), Google and OAuth (JSON), Keystone.
+/// Other elements may repeat the request, so that they are left out.
+fn describe(headers: &HeaderMap, body: &[u8]) -> (String, String) {
+    #[derive(Default, Deserialize)]
+    #[serde(default, rename_all = "PascalCase")]
+    struct Xml {
+        code: String,
+        message: String,
+    }
+    if let Ok(Xml { code, message }) = quick_xml::de::from_reader::<_, Xml>(body)
+        && !code.is_empty()
+    {
+        return (code, message.lines().next().unwrap_or_default().to_owned());
+    }
+    if let Ok(json) = serde_json::from_slice::<serde_json::Value>(body) {
+        let text = |pointer| {
+            json.pointer(pointer)
+                .and_then(|v| v.as_str())
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let code = [
+            text("/error/errors/0/reason"),
+            text("/error/status"),
+            text("/error/title"),
+            text("/error"),
+        ];
+        let message = [text("/error/message"), text("/error_description")];
+        let first = |words: [String; 2]| words.into_iter().find(|w| !w.is_empty()).unwrap_or_default();
+        return (
+            code.into_iter().find(|w| !w.is_empty()).unwrap_or_default(),
+            first(message),
+        );
+    }
+    let header = |name| {
+        headers
+            .get(name)
+            .and_then(|v| v.to_str().ok())
+            .unwrap_or_default()
+            .to_owned()
+    };
+    (header("x-ms-error-code"), String::new())
+}
+
+/// The meaning of a refusal. Codes are looked at first: providers don't agree on statuses.
+fn classify(status: StatusCode, code: &str, message: &str) -> Class {
+    match code {
+        "NoSuchBucket" | "ContainerNotFound" | "ContainerBeingDeleted" => return Class::BucketNotFound,
+        "SlowDown" | "SlowDownWrite" | "SlowDownRead" | "ServerBusy" | "TooManyRequests" => {
+            return Class::Throttled;
+        }
+        "BadDigest"
+        | "XAmzContentSHA256Mismatch"
+        | "XAmzContentChecksumMismatch"
+        | "Md5Mismatch"
+        | "IncompleteBody" => {
+            return Class::Corrupt;
+        }
+        "EntityTooLarge" | "XMinioStorageFull" | "QuotaExceeded" | "RequestBodyTooLarge" => {
+            return Class::PayloadRejected;
+        }
+        "ObjectLocked"
+        | "FileImmutable"
+        | "retentionPolicyNotMet"
+        | "BlobImmutableDueToPolicy"
+        | "BlobImmutableDueToLegalHold" => return Class::Locked,
+        "AuthorizationHeaderMalformed" | "InvalidBucketName" | "PermanentRedirect" | "InvalidRegion" => {
+            return Class::InvalidConfig;
+        }
+        "RequestTimeout" => return Class::Unreachable,
+        _ if says_locked(message) => return Class::Locked,
+        _ => {}
+    }
+    match status.as_u16() {
+        401 | 403 => Class::AccessDenied,
+        404 | 410 => Class::NotFound,
+        408 => Class::Unreachable,
+        409 | 412 => Class::AlreadyExists,
+        411 | 413 | 415 | 422 | 507 => Class::PayloadRejected,
+        429 => Class::Throttled,
+        300..=399 => Class::InvalidConfig,
+        405 | 501 => Class::Unsupported,
+        500..=599 => Class::Unavailable,
+        _ => Class::Other,
+    }
+}
+
+/// S3 and its imitators tell a locked object from a forbidden one by the message only.
+fn says_locked(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    ["object lock", "worm protected", "retention"]
+        .iter()
+        .any(|word| message.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Answer = (u16, &'static str, &'static str, Class);
+
+    /// Of S3, OSS, MinIO and Azure: status, code, message.
+    const XML: &[Answer] = &[
+        (403, "AccessDenied", "Access Denied", Class::AccessDenied),
+        (
+            403,
+            "SignatureDoesNotMatch",
+            "The signature does not match.",
+            Class::AccessDenied,
+        ),
+        (
+            403,
+            "AccessDenied",
+            "Access Denied because object protected by object lock.",
+            Class::Locked,
+        ),
+        (
+            400,
+            "InvalidRequest",
+            "Object is WORM protected and cannot be overwritten",
+            Class::Locked,
+        ),
+        (409, "FileImmutable", "The object is immutable.", Class::Locked),
+        (
+            404,
+            "NoSuchKey",
+            "The specified key does not exist.",
+            Class::NotFound,
+        ),
+        (
+            404,
+            "NoSuchBucket",
+            "The specified bucket does not exist",
+            Class::BucketNotFound,
+        ),
+        (
+            412,
+            "PreconditionFailed",
+            "A precondition failed",
+            Class::AlreadyExists,
+        ),
+        (
+            503,
+            "SlowDown",
+            "Please reduce your request rate.",
+            Class::Throttled,
+        ),
+        (
+            500,
+            "InternalError",
+            "We encountered an internal error.",
+            Class::Unavailable,
+        ),
+        (
+            400,
+            "EntityTooLarge",
+            "Your proposed upload exceeds the maximum",
+            Class::PayloadRejected,
+        ),
+        (
+            507,
+            "XMinioStorageFull",
+            "Storage backend has reached its minimum",
+            Class::PayloadRejected,
+        ),
+        (
+            400,
+            "BadDigest",
+            "The Content-MD5 you specified did not match",
+            Class::Corrupt,
+        ),
+        (
+            301,
+            "PermanentRedirect",
+            "Use another endpoint",
+            Class::InvalidConfig,
+        ),
+        (
+            501,
+            "NotImplemented",
+            "A header implies functionality",
+            Class::Unsupported,
+        ),
+        (
+            409,
+            "BlobAlreadyExists",
+            "The specified blob already exists.",
+            Class::AlreadyExists,
+        ),
+        (
+            409,
+            "BlobImmutableDueToPolicy",
+            "This operation is not permitted",
+            Class::Locked,
+        ),
+        (
+            503,
+            "ServerBusy",
+            "Operations per second is over the limit",
+            Class::Throttled,
+        ),
+        (
+            404,
+            "ContainerNotFound",
+            "The specified container does not exist.",
+            Class::BucketNotFound,
+        ),
+    ];
+
+    /// Of Google: status, reason, message.
+    const JSON: &[Answer] = &[
+        (
+            403,
+            "retentionPolicyNotMet",
+            "Object is under active retention",
+            Class::Locked,
+        ),
+        (
+            403,
+            "forbidden",
+            "does not have storage.objects.list access",
+            Class::AccessDenied,
+        ),
+        (
+            412,
+            "conditionNotMet",
+            "At least one precondition did not hold",
+            Class::AlreadyExists,
+        ),
+        (429, "rateLimitExceeded", "Quota exceeded", Class::Throttled),
+    ];
+
+    /// Of whatever stands in front of a store.
+    const OTHER: &[Answer] = &[
+        (
+            413,
+            "",
+            "<html>413 Request Entity Too Large</html>",
+            Class::PayloadRejected,
+        ),
+        (
+            502,
+            "",
+            "<html><h1>Bad Gateway</h1><hr></html>",
+            Class::Unavailable,
+        ),
+        (404, "", "", Class::NotFound),
+    ];
+
+    #[test]
+    fn answers_have_their_classes() {
+        let xml = |code: &str, message: &str| {
+            let id = "<AWSAccessKeyId>AKIDEXAMPLE</AWSAccessKeyId><StringToSign>secret</StringToSign>";
+            format!(
+                "<?xml version=\"1.0\"?><Error><Code>{code}</Code><Message>{message}</Message>{id}</Error>"
+            )
+        };
+        let json = |code: &str, message: &str| {
+            let errors = serde_json::json!([{ "reason": code, "message": message, "domain": "global" }]);
+            serde_json::json!({ "error": { "message": message, "errors": errors } }).to_string()
+        };
+        let other = |_: &str, message: &str| message.to_owned();
+        let check = |answers: &[Answer], write: &dyn Fn(&str, &str) -> String| {
+            for (status, code, message, expected) in answers {
+                let (code, message) = describe(&HeaderMap::new(), write(code, message).as_bytes());
+                let status = StatusCode::from_u16(*status).unwrap();
+                let class = classify(status, &code, &message);
+                assert_eq!(class, *expected, "{status} {code} {message}");
+                let failure = Failure {
+                    class,
+                    status: status.as_u16(),
+                    code,
+                    message,
+                    retry_after: None,
+                };
+                let shown = format!("{failure} {failure:?}");
+                assert!(!shown.contains("AKID") && !shown.contains("secret"), "{shown}");
+            }
+        };
+        check(XML, &xml);
+        check(JSON, &json);
+        check(OTHER, &other);
+    }
+
+    /// Answers to HEAD have no body.
+    #[test]
+    fn azure_tells_the_code_in_a_header() {
+        let headers = HeaderMap::from_iter([(
+            http::HeaderName::from_static("x-ms-error-code"),
+            http::HeaderValue::from_static("ContainerNotFound"),
+        )]);
+        let (code, message) = describe(&headers, b"");
+        assert_eq!(
+            classify(StatusCode::NOT_FOUND, &code, &message),
+            Class::BucketNotFound
+        );
+    }
+}
