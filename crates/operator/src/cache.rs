@@ -51,7 +51,12 @@ where
         .default_backoff()
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
+<<<<<<< HEAD
         // The store can wake only one task that waits for it, and that is for the controller that reads it.
+=======
+        .inspect(announce(readiness))
+        .touched_objects()
+>>>>>>> tasks
         .inspect({
             let readiness = readiness.clone();
             move |event| {
@@ -69,25 +74,25 @@ where
     (reader, stream)
 }
 
-/// Readiness waits for the first complete listing of a kind.
-fn announce<K>(reader: Store<K>, readiness: &Readiness) -> Store<K>
+/// Holds readiness back until a kind is listed completely for the first time, which the returned function notices.
+///
+/// Waiting for the store instead would lose a wake-up: it wakes only one of those who wait, and the controller that is
+/// fed from it waits too.
+fn announce<K>(
+    readiness: &Readiness,
+) -> impl FnMut(&Result<watcher::Event<K>, watcher::Error>) + Send + 'static
 where
-    K: Resource + Clone + Debug + Send + Sync + 'static,
-    K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
+    K: Resource,
+    K::DynamicType: Default,
 {
-    let kind = K::kind(&K::DynamicType::default()).into_owned();
-    let waiting = format!("first listing of {kind}");
+    let waiting = format!("first listing of {}", K::kind(&K::DynamicType::default()));
     readiness.wait_for(&waiting);
-    tokio::spawn({
-        let (reader, readiness) = (reader.clone(), readiness.clone());
-        async move {
-            // An error means that the stream was dropped: the process is about to end.
-            if reader.wait_until_ready().await.is_ok() {
-                readiness.done(&waiting);
-            }
+    let readiness = readiness.clone();
+    move |event| {
+        if matches!(event, Ok(watcher::Event::InitDone)) {
+            readiness.done(&waiting);
         }
-    });
-    reader
+    }
 }
 
 /// As [`watch`], but the stream tells only what was deleted: for objects whose other changes are somebody else's.
@@ -108,6 +113,7 @@ where
         .default_backoff()
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
+        .inspect(announce(readiness))
         .filter_map(|event| {
             std::future::ready(match event {
                 Ok(watcher::Event::Delete(object)) => Some(Ok(object)),
@@ -115,7 +121,6 @@ where
                 Err(error) => Some(Err(error)),
             })
         });
-    let reader = announce(reader, readiness);
     (reader, stream)
 }
 
