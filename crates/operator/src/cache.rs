@@ -43,38 +43,18 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
 {
-    let kind = K::kind(&K::DynamicType::default()).into_owned();
     let (reader, writer) = reflector::store();
-    let waiting = format!("first listing of {kind}");
-    readiness.wait_for(&waiting);
     let stream = watcher(api, config)
         .default_backoff()
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
-<<<<<<< HEAD
-        // The store can wake only one task that waits for it, and that is for the controller that reads it.
-=======
         .inspect(announce(readiness))
-        .touched_objects()
->>>>>>> tasks
-        .inspect({
-            let readiness = readiness.clone();
-            move |event| {
-                if matches!(event, Ok(watcher::Event::InitDone)) {
-                    readiness.done(&waiting);
-                }
-            }
-        })
-        .touched_objects()
-        .inspect(move |event| {
-            if let Err(error) = event {
-                warn!(kind, %error, "watch failed, retrying");
-            }
-        });
+        .touched_objects();
     (reader, stream)
 }
 
-/// Holds readiness back until a kind is listed completely for the first time, which the returned function notices.
+/// Holds readiness back until a kind is listed completely for the first time, which the returned function notices. It logs
+/// failures too.
 ///
 /// Waiting for the store instead would lose a wake-up: it wakes only one of those who wait, and the controller that is
 /// fed from it waits too.
@@ -85,13 +65,14 @@ where
     K: Resource,
     K::DynamicType: Default,
 {
-    let waiting = format!("first listing of {}", K::kind(&K::DynamicType::default()));
+    let kind = K::kind(&K::DynamicType::default()).into_owned();
+    let waiting = format!("first listing of {kind}");
     readiness.wait_for(&waiting);
     let readiness = readiness.clone();
-    move |event| {
-        if matches!(event, Ok(watcher::Event::InitDone)) {
-            readiness.done(&waiting);
-        }
+    move |event| match event {
+        Ok(watcher::Event::InitDone) => readiness.done(&waiting),
+        Ok(_) => {}
+        Err(error) => warn!(kind, %error, "watch failed, retrying"),
     }
 }
 

@@ -105,7 +105,9 @@ fn a_killed_copy_leaves_whole_snapshots_only() {
         assert_eq!(again.json()["present"], arrived.len());
         let all = listed(&target);
         assert_eq!(all.len(), files(&source).len(), "round {round}");
-        all.iter().for_each(|name| assert_same(&source, &target, name));
+        for name in &all {
+            assert_same(&source, &target, name);
+        }
         fs::remove_dir_all(target).unwrap();
     }
     assert!(

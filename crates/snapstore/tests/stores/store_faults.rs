@@ -236,7 +236,7 @@ async fn memory_is_bounded() {
     let counter = Arc::clone(&taken);
     let source = stream::repeat_with(move || {
         counter.fetch_add(PIECE, Ordering::Relaxed);
-        Ok(Bytes::from_static(&[7; PIECE]))
+        Ok(Bytes::from(vec![7; PIECE]))
     });
     let name = full(1, 0);
     let upload = store.put(&name, Body::from_stream(source, None));
