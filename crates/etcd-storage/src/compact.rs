@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use crate::assemble::{Error, LeaseReport, OnProgress, Rewrite, assemble};
+use crate::assemble::{Durable, Error, LeaseReport, OnProgress, Rewrite, assemble};
 use crate::bolt::{self, BulkWriter, Db, Layout};
 use crate::mvcc::{KeyValue, RecordKey, Revision};
 use crate::object::{Chain, Target};
@@ -69,7 +69,7 @@ pub fn compact(
         .tempdir_in(&options.work_dir)
         .map_err(Error::io("creation of a folder in", &options.work_dir))?;
     let path = temporary.path().join("db");
-    let assembly = assemble(chain, Target::Latest, &path, progress)?;
+    let assembly = assemble(chain, Target::Latest, &path, Durable::No, progress)?;
     let assembled = assembly.seal(&[], None, &|_, _| Rewrite::Keep)?;
     // The name is of no use any more: whatever happens now, the file goes with its handle.
     fs::remove_file(&path).map_err(Error::io("removal of", &path))?;

@@ -10,7 +10,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 pub use crate::assemble::Progress;
-use crate::assemble::{Assembly, Error, LeaseReport, OnProgress, Rewrite, assemble};
+use crate::assemble::{Assembly, Durable, Error, LeaseReport, OnProgress, Rewrite, assemble};
 use crate::bolt::Bucket;
 use crate::cluster::{Id, Member, NewCluster};
 use crate::mvcc::{RecordKey, Revision};
@@ -88,7 +88,13 @@ fn fill(
     member: &Member,
     progress: OnProgress<'_>,
 ) -> Result<Restored, Error> {
-    let assembly = assemble(chain, options.target, &part.join("member/snap/db"), progress)?;
+    let assembly = assemble(
+        chain,
+        options.target,
+        &part.join("member/snap/db"),
+        Durable::Yes,
+        progress,
+    )?;
     let restored = seal(assembly, options, member)?;
     write_log(part, &options.cluster, member)?;
     publish(part, &options.data_dir)?;

@@ -200,12 +200,21 @@ impl Meter<'_, '_> {
     }
 }
 
+/// Whether a database must outlive a crash of the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durable {
+    Yes,
+    /// It is gone before anything relies on it.
+    No,
+}
+
 /// A chain that is written, but not sealed.
 pub(crate) struct Assembly {
     path: PathBuf,
     file: File,
     base: Db,
     appender: Appender,
+    durable: Durable,
     /// What the base says of itself.
     pub(crate) overview: Overview,
     /// Last revision that is written.
@@ -219,6 +228,7 @@ pub(crate) fn assemble(
     chain: &Chain,
     target: Target,
     path: &Path,
+    durable: Durable,
     mut progress: OnProgress<'_>,
 ) -> Result<Assembly, Error> {
     let objects: Vec<&Object> = std::iter::once(&chain.base).chain(&chain.deltas).collect();
@@ -237,13 +247,21 @@ pub(crate) fn assemble(
         let Some((object, feed)) = feeds.next() else {
             return Err(Error::Stopped);
         };
-        let mut assembly = write_base(object, feed, target, path, &mut meter)?;
+        let mut assembly = write_base(object, feed, target, path, durable, &mut meter)?;
         let checked = Db::open(path).map_err(|source| base_database(object, source))?;
+        let Assembly { file, appender, .. } = &mut assembly;
         thread::scope(|scope| {
-            // The pages of the base stay as they are, so they can be checked while more is added behind them.
+            // The pages of the base stay as they are, so they can be checked and synced while more is added behind them.
             let check = scope.spawn(move || bolt::check(&checked));
+            let sync = (durable == Durable::Yes).then(|| scope.spawn(|| file.sync_data()));
             for (object, feed) in feeds {
-                assembly.appender.apply(object, feed, target, &mut meter)?;
+                appender.apply(object, feed, target, &mut meter)?;
+            }
+            if let Some(sync) = sync {
+                let synced = sync
+                    .join()
+                    .unwrap_or_else(|_| Err(io::Error::other("the syncing thread died")));
+                synced.map_err(Error::io("sync of", path))?;
             }
             match check.join() {
                 Ok(Ok(_)) => Ok(()),
@@ -278,6 +296,7 @@ fn write_base(
     feed: Feed,
     target: Target,
     path: &Path,
+    durable: Durable,
     meter: &mut Meter<'_, '_>,
 ) -> Result<Assembly, Error> {
     let io = Error::io("write of", path);
@@ -325,6 +344,7 @@ fn write_base(
         file,
         base,
         appender,
+        durable,
         overview,
         revision,
     })

@@ -10,7 +10,7 @@ use std::path::Path;
 use prost::Message;
 
 use super::events::Appender;
-use super::{Assembly, Error, LeaseReport};
+use super::{Assembly, Durable, Error, LeaseReport};
 use crate::bolt::format::{HEADER, META, Meta, NO_FREELIST};
 use crate::bolt::{self, Bucket, Db, TreeBuilder, bucket_value, root_bucket};
 use crate::raftpb::Lease;
@@ -62,6 +62,7 @@ impl Assembly {
             base,
             appender,
             revision,
+            durable,
             ..
         } = self;
         let Appender {
@@ -104,7 +105,7 @@ impl Assembly {
         let root = root_bucket(values.into_iter().collect(), &mut pages).map_err(Error::Write)?;
         let mut meta = *base.meta();
         (meta.root.root, meta.high_water, meta.freelist) = (root, pages.next(), NO_FREELIST);
-        commit(&file, pages.into_sink(), meta).map_err(Error::io("write of", &path))?;
+        commit(&file, pages.into_sink(), meta, durable).map_err(Error::io("write of", &path))?;
         let db = proven(&path, revision)?;
         Ok(Rewritten {
             db,
@@ -115,9 +116,12 @@ impl Assembly {
 }
 
 /// Syncs the pages before the meta pages lead to them.
-fn commit(file: &File, mut pages: BufWriter<File>, meta: Meta) -> io::Result<()> {
+fn commit(file: &File, mut pages: BufWriter<File>, meta: Meta, durable: Durable) -> io::Result<()> {
     // The pages go through a second handle of the file.
     pages.flush()?;
+    if durable == Durable::No {
+        return write_metas(file, meta);
+    }
     file.sync_data()?;
     write_metas(file, meta)?;
     file.sync_all()

@@ -4,10 +4,11 @@
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 
-use flate2::bufread::{MultiGzDecoder, ZlibDecoder};
+use flate2::bufread::ZlibDecoder;
 use weezl::{BitOrder, LzwStatus};
 
 use super::Compression;
+use super::parallel::ParallelGunzip;
 
 /// Bytes of compressed input that are held at a time.
 const INPUT: usize = 256 << 10;
@@ -17,7 +18,7 @@ pub struct Decoder<R: Read>(Inner<R>);
 
 enum Inner<R: Read> {
     None(BufReader<R>),
-    Gzip(Box<MultiGzDecoder<BufReader<R>>>),
+    Gzip(Box<ParallelGunzip<R>>),
     Zlib(Box<Ended<ZlibDecoder<BufReader<R>>>>),
     Lzw(Box<Lzw<BufReader<R>>>),
     Zstd(zstd::Decoder<'static, BufReader<R>>),
@@ -32,7 +33,7 @@ impl<R: Read> Decoder<R> {
         let source = BufReader::with_capacity(INPUT, source);
         Ok(Self(match compression {
             Compression::None => Inner::None(source),
-            Compression::Gzip => Inner::Gzip(Box::new(MultiGzDecoder::new(source))),
+            Compression::Gzip => Inner::Gzip(Box::new(ParallelGunzip::new(source))),
             Compression::Zlib => Inner::Zlib(Box::new(Ended::new(ZlibDecoder::new(source)))),
             Compression::Lzw => Inner::Lzw(Box::new(Lzw::new(source))),
             Compression::Zstd => Inner::Zstd(zstd::Decoder::with_buffer(source)?),

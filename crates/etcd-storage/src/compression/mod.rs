@@ -5,7 +5,9 @@
 
 mod decode;
 mod encode;
+mod member;
 mod parallel;
+mod pool;
 
 use std::fmt;
 use std::str::FromStr;

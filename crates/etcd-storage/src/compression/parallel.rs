@@ -1,40 +1,35 @@
 //! Gzip on several threads: the input is cut into blocks, each block becomes a gzip member of its own, and the
-//! members are written in order. RFC 1952 and Go's reader take members one after the other as one stream.
+//! members are written in order. RFC 1952 and Go's reader take members one after the other as one stream. What was
+//! written so is read on several threads as well; any other stream is read as it comes.
 
-use std::collections::VecDeque;
-use std::io::{self, Write};
-use std::mem;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread;
+use std::io::{self, BufReader, Chain, Cursor, Read, Write};
+use std::{mem, thread};
 
-/// Input of one member. Large enough that fresh dictionaries cost well below 1 % of size.
-const BLOCK: usize = 1 << 20;
+use flate2::bufread::MultiGzDecoder;
 
-type Member = io::Result<Vec<u8>>;
+use super::member::{BLOCK, HEADER, compress, inflate, is_short, stated_len};
+use super::pool::Pool;
+
+/// More threads would inflate faster than anything here can take it.
+const MOST_READERS: usize = 4;
 
 /// A gzip encoder that compresses blocks on up to `threads` threads; at most `2 × threads` blocks are held.
 pub(super) struct ParallelGzip<W> {
     sink: W,
-    level: u32,
-    threads: usize,
+    room: usize,
     block: Vec<u8>,
     wrote_any: bool,
-    pool: Option<Pool>,
-    waiting: VecDeque<Receiver<Member>>,
+    pool: Pool,
 }
 
 impl<W: Write> ParallelGzip<W> {
     pub(super) fn new(sink: W, level: u32, threads: usize) -> Self {
-        let block = Vec::new();
         Self {
             sink,
-            level,
-            threads,
-            block,
+            room: if threads < 2 { 0 } else { 2 * threads },
+            block: Vec::new(),
             wrote_any: false,
-            pool: None,
-            waiting: VecDeque::new(),
+            pool: Pool::new(threads, move |block| compress(block, level)),
         }
     }
 
@@ -56,86 +51,126 @@ impl<W: Write> ParallelGzip<W> {
         if !self.block.is_empty() || !self.wrote_any {
             self.submit()?;
         }
-        self.pool = None;
-        while !self.waiting.is_empty() {
-            self.write_oldest()?;
-        }
+        self.write_down_to(0)?;
         self.sink.flush()?;
         Ok(self.sink)
     }
 
-    /// Hands the block to a thread, or compresses it here when there is but one thread or one short block.
     fn submit(&mut self) -> io::Result<()> {
         self.wrote_any = true;
         let block = mem::take(&mut self.block);
-        if self.threads < 2 || (self.pool.is_none() && block.len() < BLOCK) {
-            let member = compress(&block, self.level)?;
-            return self.sink.write_all(&member);
-        }
-        while self.waiting.len() >= 2 * self.threads {
-            self.write_oldest()?;
-        }
-        let (threads, level) = (self.threads, self.level);
-        let pool = match &mut self.pool {
-            Some(pool) => pool,
-            none => none.insert(Pool::start(threads, level)?),
-        };
-        self.waiting.push_back(pool.submit(block)?);
-        Ok(())
+        let is_short = block.len() < BLOCK;
+        self.write_down_to(self.room.saturating_sub(1))?;
+        self.pool.push(block, is_short)?;
+        self.write_down_to(self.room)
     }
 
-    fn write_oldest(&mut self) -> io::Result<()> {
-        if let Some(oldest) = self.waiting.pop_front() {
-            let member = oldest.recv().map_err(|_| lost_thread())??;
-            self.sink.write_all(&member)?;
+    /// Writes the oldest members until no more than so many are left.
+    fn write_down_to(&mut self, left: usize) -> io::Result<()> {
+        while self.pool.len() > left
+            && let Some(member) = self.pool.pop()
+        {
+            self.sink.write_all(&member?)?;
         }
         Ok(())
     }
 }
 
-struct Job {
+/// A gzip decoder that inflates members on several threads, as far as they say how long they are.
+pub(super) struct ParallelGunzip<R: Read> {
+    source: Source<R>,
+    ahead: usize,
+    pool: Pool,
     block: Vec<u8>,
-    reply: SyncSender<Member>,
+    used: usize,
 }
 
-/// Threads that take jobs from one queue and end when the queue is dropped.
-struct Pool {
-    jobs: Sender<Job>,
+/// What is still to be read.
+enum Source<R: Read> {
+    /// As far as known members that are told apart. `true` once there was one.
+    Members(BufReader<R>, bool),
+    /// Something else, of which the first bytes are read already.
+    Stream(Box<MultiGzDecoder<Chain<Cursor<Vec<u8>>, BufReader<R>>>>),
+    /// Nothing.
+    End,
 }
 
-impl Pool {
-    fn start(threads: usize, level: u32) -> io::Result<Self> {
-        let (jobs, queue) = channel::<Job>();
-        let queue = Arc::new(Mutex::new(queue));
-        for _ in 0..threads {
-            let queue = Arc::clone(&queue);
-            thread::Builder::new().name("gzip".to_owned()).spawn(move || {
-                loop {
-                    // The guard is dropped at the end of the statement, before the work.
-                    let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                    let Ok(Job { block, reply }) = job else { break };
-                    // A reply that nobody waits for belongs to an encoder that was dropped.
-                    let _ = reply.send(compress(&block, level));
-                }
-            })?;
+impl<R: Read> ParallelGunzip<R> {
+    pub(super) fn new(source: BufReader<R>) -> Self {
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.min(MOST_READERS);
+        Self {
+            source: Source::Members(source, false),
+            ahead: threads + 1,
+            pool: Pool::new(threads, inflate),
+            block: Vec::new(),
+            used: 0,
         }
-        Ok(Self { jobs })
     }
 
-    fn submit(&self, block: Vec<u8>) -> io::Result<Receiver<Member>> {
-        let (reply, member) = sync_channel(1);
-        self.jobs.send(Job { block, reply }).map_err(|_| lost_thread())?;
-        Ok(member)
+    /// Puts members into the queue as long as there is room.
+    fn read_ahead(&mut self) -> io::Result<()> {
+        while self.pool.len() < self.ahead {
+            let Source::Members(source, begun) = &mut self.source else {
+                break;
+            };
+            let mut head = Vec::with_capacity(HEADER);
+            source.by_ref().take(HEADER as u64).read_to_end(&mut head)?;
+            if head.is_empty() && *begun {
+                self.source = Source::End;
+                break;
+            }
+            let len = head.first_chunk().and_then(stated_len);
+            if let Some(len) = len {
+                *begun = true;
+                self.read_member(head, len)?;
+            } else {
+                self.read_on_as_stream(head);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_member(&mut self, mut member: Vec<u8>, len: usize) -> io::Result<()> {
+        let Source::Members(source, _) = &mut self.source else {
+            return Ok(());
+        };
+        member.resize(len, 0);
+        match source.read_exact(&mut member[HEADER..]) {
+            Ok(()) => {
+                let is_short = is_short(&member);
+                self.pool.push(member, is_short)
+            }
+            Err(error) => {
+                // After what came before it.
+                self.pool.fail(error);
+                self.source = Source::End;
+                Ok(())
+            }
+        }
+    }
+
+    fn read_on_as_stream(&mut self, head: Vec<u8>) {
+        if let Source::Members(source, _) = mem::replace(&mut self.source, Source::End) {
+            let decoder = MultiGzDecoder::new(Cursor::new(head).chain(source));
+            self.source = Source::Stream(Box::new(decoder));
+        }
     }
 }
 
-fn compress(block: &[u8], level: u32) -> Member {
-    let out = Vec::with_capacity(block.len() / 2 + 64);
-    let mut encoder = flate2::write::GzEncoder::new(out, flate2::Compression::new(level));
-    encoder.write_all(block)?;
-    encoder.finish()
-}
-
-fn lost_thread() -> io::Error {
-    io::Error::other("a compression thread ended early")
+impl<R: Read> Read for ParallelGunzip<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        while self.used == self.block.len() {
+            self.read_ahead()?;
+            match (self.pool.pop(), &mut self.source) {
+                (Some(block), _) => (self.block, self.used) = (block?, 0),
+                (None, Source::Stream(stream)) => return stream.read(out),
+                (None, _) => return Ok(0),
+            }
+        }
+        let count = out.len().min(self.block.len() - self.used);
+        out[..count].copy_from_slice(&self.block[self.used..self.used + count]);
+        self.used += count;
+        Ok(count)
+    }
 }

@@ -65,6 +65,44 @@ fn large_streams_come_back_whole() {
     }
 }
 
+/// Members of others and of ours may follow each other in any order, and other readers take ours for what they are.
+#[test]
+fn members_of_all_kinds_are_one_stream() {
+    let bytes = sample(3 << 20);
+    let ours = encode(Compression::Gzip, &bytes, 2);
+    let mut foreign = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    foreign.write_all(&bytes).unwrap();
+    let foreign = foreign.finish().unwrap();
+    for parts in [
+        &[&ours, &ours][..],
+        &[&ours, &foreign],
+        &[&foreign, &ours],
+        &[&ours, &foreign, &ours],
+    ] {
+        let stream: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let expected = bytes.repeat(parts.len());
+        assert!(decode(Compression::Gzip, &stream).unwrap() == expected);
+        let mut elsewhere = Vec::new();
+        let mut other = flate2::read::MultiGzDecoder::new(stream.as_slice());
+        other.read_to_end(&mut elsewhere).unwrap();
+        assert!(elsewhere == expected);
+    }
+}
+
+/// A member that lies about its length, and one that inflates to more than a block, are damage.
+#[test]
+fn false_lengths_of_members_are_errors() {
+    let whole = encode(Compression::Gzip, &sample(3 << 20), 1);
+    for wrong in [-1_i32, 1, 7] {
+        let mut bytes = whole.clone();
+        let len = u32::from_le_bytes(*bytes[16..].first_chunk().unwrap());
+        bytes[16..20].copy_from_slice(&len.checked_add_signed(wrong).unwrap().to_le_bytes());
+        assert!(decode(Compression::Gzip, &bytes).is_err(), "{wrong}");
+    }
+    let bomb = super::member::compress(&vec![0; 5 << 20], 6).unwrap();
+    assert!(decode(Compression::Gzip, &bomb).is_err());
+}
+
 #[test]
 fn an_empty_object_is_no_stream() {
     for compression in COMPRESSED {
