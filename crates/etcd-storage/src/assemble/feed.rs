@@ -12,9 +12,9 @@ use crate::object::Object;
 /// Objects that are open at a time.
 const WINDOW: usize = 4;
 
-/// Bytes of a chunk, and chunks that wait for each object: 2 MiB an object.
+/// Bytes of a chunk, and chunks that wait for each object: 1 MiB an object.
 const CHUNK: usize = 256 << 10;
-const DEPTH: usize = 8;
+const DEPTH: usize = 4;
 
 type Chunk = io::Result<Vec<u8>>;
 

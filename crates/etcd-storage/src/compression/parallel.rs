@@ -23,7 +23,7 @@ pub(super) struct ParallelGzip<W> {
 }
 
 impl<W: Write> ParallelGzip<W> {
-    pub(super) fn new(sink: W, level: u32, threads: usize) -> Self {
+    pub(super) fn new(sink: W, level: i32, threads: usize) -> Self {
         Self {
             sink,
             room: if threads < 2 { 0 } else { 2 * threads },
