@@ -57,6 +57,12 @@ pub enum ValidateError {
     /// A port is out of range.
     #[error("{0}: not a port number")]
     Port(&'static str),
+    /// Starting a cluster of its own instead would split the data in two.
+    #[error(
+        "spec.etcd.bootstrapWithExistingCluster isn't supported by this version: remove it to create a new, empty \
+         cluster"
+    )]
+    ExistingCluster,
     /// No UID: the object wasn't read from an API server.
     #[error("the Etcd has no UID")]
     NoUid,
@@ -150,6 +156,9 @@ impl Cluster {
 /// Checks an Etcd and what it refers to.
 pub fn validate(etcd: &Etcd, referenced: &Referenced, images: &Images) -> Result<Cluster, ValidateError> {
     let spec = &etcd.spec;
+    if spec.etcd.bootstrap_with_existing_cluster.is_some() {
+        return Err(ValidateError::ExistingCluster);
+    }
     let quantity = |field| move |source| ValidateError::Quantity { field, source };
     let images = Images {
         etcd: spec.etcd.image.clone().unwrap_or_else(|| images.etcd.clone()),

@@ -206,11 +206,7 @@ impl Steward {
         let container = spec.container.clone().unwrap_or_default();
         let mut config = StoreConfig::new(provider.parse()?, container, spec.prefix.clone());
         config.endpoint.clone_from(&spec.endpoint_override);
-        // Whoever writes http:// into the Etcd has said so.
-        config.allow_http = spec
-            .endpoint_override
-            .as_deref()
-            .is_some_and(|url| url.starts_with("http://"));
+        config.allow_http = spec.is_plain_http();
         if config.allow_http {
             warn!(
                 endpoint = config.endpoint,
