@@ -33,12 +33,13 @@ test-unit *args:
 
 # Tests of single crates against a real API server and real stores
 test-cluster *args: up stores
-    cargo test --workspace -- cluster_ store_s3 {{ args }}
+    cargo test --workspace --tests -- cluster_ store_s3 {{ args }}
 
 # Whole scenarios: Druid in the cluster, as its users run it
 e2e *args: build (up "3") images stores
     e2e/install.sh
-    cargo test --workspace -- e2e_ {{ args }}
+    cargo test --workspace --tests -- e2e_ {{ args }}
+    e2e/uninstall.sh
 
 # Lints of all code, tests too
 lint:
