@@ -14,6 +14,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::dice::{Dice, damage};
 use common::{Case, Stored, cases, plan, restore_to};
 use etcd_storage::bolt::Db;
 use etcd_storage::object::{Chain, Object};
@@ -21,49 +22,6 @@ use etcd_storage::{compact, dump};
 
 /// Tries for each chain.
 const TRIES: u64 = 500;
-
-/// A small generator (xorshift), so that a failure can be had again by its seed.
-struct Dice(u64);
-
-impl Dice {
-    fn next(&mut self, below: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % below as u64).unwrap()
-    }
-}
-
-/// Damages the bytes in one of several ways.
-fn damage(bytes: &mut Vec<u8>, dice: &mut Dice) -> String {
-    let at = dice.next(bytes.len());
-    match dice.next(5) {
-        0 => {
-            bytes[at] ^= 1 << dice.next(8);
-            format!("bit flipped at {at}")
-        }
-        1 => {
-            bytes.truncate(at);
-            format!("cut at {at}")
-        }
-        2 => {
-            let len = (1 + dice.next(40)).min(bytes.len() - at);
-            bytes.drain(at..at + len);
-            format!("{len} bytes dropped at {at}")
-        }
-        3 => {
-            let len = (1 + dice.next(600)).min(bytes.len() - at);
-            bytes[at..at + len].fill(0);
-            format!("{len} bytes zeroed at {at}")
-        }
-        _ => {
-            let len = (1 + dice.next(40)).min(bytes.len() - at);
-            let again = bytes[at..at + len].to_vec();
-            bytes.splice(at..at, again);
-            format!("{len} bytes repeated at {at}")
-        }
-    }
-}
 
 fn with_bytes(stored: &Stored, bytes: &Arc<Vec<u8>>) -> Object {
     let bytes = Arc::clone(bytes);
@@ -92,7 +50,7 @@ fn damaged_chains(case: &Case, seed: u64) {
     let mut refused = 0;
     for attempt in 0..TRIES {
         let Chain { mut base, mut deltas } = plan(&objects, None).unwrap();
-        let chosen = dice.next(deltas.len() + 1);
+        let chosen = dice.below(deltas.len() + 1);
         let victim = if chosen == 0 {
             &mut base
         } else {

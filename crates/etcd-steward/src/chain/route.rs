@@ -213,7 +213,7 @@ fn plan(links: &[Link], bound: Option<i64>) -> Result<Plan, chain::Error> {
     }
 }
 
-/// The snapshots that were made until a time, and the deltas in which it lies.
+/// The snapshots that were made until a time, and the deltas in which it may lie.
 fn until(links: impl Iterator<Item = Link>, time: Timestamp) -> Result<Vec<Link>, Error> {
     // Times in names are cut to seconds: of that second it isn't known on which side they lie.
     let (mut before, after): (Vec<_>, Vec<_>) = links.partition(|link| link.created_on < time.as_second());
@@ -224,8 +224,10 @@ fn until(links: impl Iterator<Item = Link>, time: Timestamp) -> Result<Vec<Link>
         .into_iter()
         .filter(|link| link.kind == Kind::Delta)
         .collect();
-    let edge = deltas.iter().map(|delta| delta.start).min();
-    deltas.retain(|delta| Some(delta.start) == edge);
+    // What was stored within that second didn't see its end; the first one of a later second did.
+    let later = deltas.iter().filter(|delta| delta.created_on > time.as_second());
+    let edge = later.map(|delta| delta.start).min();
+    deltas.retain(|delta| edge.is_none_or(|edge| delta.start <= edge));
     before.append(&mut deltas);
     Ok(before)
 }

@@ -62,7 +62,11 @@ fn good_chains_are_taken_as_they_are() {
         (Wanted::Snapshot(F20.to_owned()), &[F20]),
         (Wanted::Snapshot(D14.to_owned()), &[F8, D14]),
         // Of a second that is in a name it isn't known on which side of the snapshot it lies.
-        (Wanted::Time(Timestamp::from_second(110).unwrap()), &[F8, D14]),
+        (
+            Wanted::Time(Timestamp::from_second(110).unwrap()),
+            &[F8, D14, D20],
+        ),
+        (Wanted::Time(Timestamp::from_second(109).unwrap()), &[F8, D14]),
         (
             Wanted::Time(Timestamp::from_second(115).unwrap()),
             &[F8, D14, D20],

@@ -10,7 +10,8 @@ use std::{
 };
 
 use crate::{
-    made::{self, Dice, files},
+    dice::Dice,
+    made::{self, files},
     program::{Ran, dump, finish, on, restore, steward},
 };
 

@@ -12,24 +12,7 @@ use etcd_storage::{
 };
 use jiff::Timestamp;
 
-use crate::cases;
-
-/// A small generator (xorshift), so that a failure can be had again by its seed.
-#[derive(Debug)]
-pub(crate) struct Dice(pub(crate) u64);
-
-impl Dice {
-    pub(crate) fn roll(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub(crate) fn below(&mut self, bound: u64) -> u64 {
-        self.roll() % bound
-    }
-}
+use crate::{cases, dice::Dice};
 
 /// The time at which revision 1 of a made chain was there. Every revision takes a second.
 pub(crate) const BEGIN: i64 = 1_700_000_000;
@@ -57,7 +40,9 @@ fn delta(folder: &Path, revisions: std::ops::Range<i64>, value: usize, dice: &mu
     let file = BufWriter::new(File::create(path).unwrap());
     let mut encoder = delta::Encoder::new(Encoder::new(Compression::Gzip, file, 1).unwrap());
     for revision in revisions {
-        let text = format!("{:016x}", dice.roll()).repeat(value / 16 + 1);
+        let text: String = (0..=value / 16)
+            .map(|_| format!("{:016x}", dice.roll()))
+            .collect();
         let event = Event {
             key: format!("/made/{revision}").into_bytes(),
             value: text.into_bytes(),

@@ -9,6 +9,9 @@
 
 mod cases;
 mod commands;
+mod damage;
+#[path = "../../../etcd-storage/tests/common/dice.rs"]
+mod dice;
 mod etcd;
 mod fixtures;
 mod format;
@@ -19,4 +22,5 @@ mod program;
 #[path = "../../../etcd-storage/tests/common/server.rs"]
 #[allow(dead_code, reason = "shared with the tests of the engine")]
 mod server;
+mod source;
 mod store;

@@ -6,6 +6,7 @@
     reason = "in a test that is how an error is shown"
 )]
 
+pub(crate) mod dice;
 pub(crate) mod server;
 
 use std::collections::HashMap;

@@ -122,6 +122,8 @@ impl Etcd {
                 "--max-txn-ops",
                 "10000",
                 "--unsafe-no-fsync",
+                "--quota-backend-bytes",
+                "17179869184",
             ])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -151,20 +153,27 @@ impl Etcd {
 
     pub(crate) fn wait(&mut self) {
         // A linearizable read: there is a leader.
-        self.wait_for("/v3/kv/range", &json!({"key": "AA=="}));
+        self.wait_until(|etcd| etcd.answers("/v3/kv/range", &json!({"key": "AA=="})));
+    }
+
+    /// Waits for an etcd that lets nobody in but users, and goes on as one of them.
+    pub(crate) fn wait_as(&mut self, user: &'static str) {
+        self.user = Some(user);
+        self.wait_until(|etcd| etcd.try_etcdctl(&["get", "key"]).0);
     }
 
     /// A learner answers nothing but status calls.
     pub(crate) fn wait_for_learner(&mut self) {
-        self.wait_for("/v3/maintenance/status", &json!({}));
+        self.wait_until(|etcd| etcd.answers("/v3/maintenance/status", &json!({})));
     }
 
-    fn wait_for(&mut self, path: &str, body: &Value) {
+    fn answers(&mut self, path: &str, body: &Value) -> bool {
+        self.try_post(path, body).is_some_and(|(status, _)| status == 200)
+    }
+
+    fn wait_until(&mut self, mut is_ready: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + Duration::from_mins(1);
-        loop {
-            if self.try_post(path, body).is_some_and(|(status, _)| status == 200) {
-                return;
-            }
+        while !is_ready(self) {
             let exited = self.child.try_wait().unwrap();
             assert!(
                 exited.is_none() && Instant::now() < deadline,
@@ -236,20 +245,23 @@ impl Etcd {
         let mut line = String::new();
         connection.read_line(&mut line).ok()?;
         let status = line.split(' ').nth(1)?.parse().ok()?;
-        let mut len = 0;
+        let mut len = Some(0);
         loop {
             line.clear();
             connection.read_line(&mut line).ok()?;
             match line.trim_end().split_once(": ") {
                 None => break,
                 Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
-                    len = value.parse().ok()?;
+                    len = Some(value.parse().ok()?);
                 }
+                Some((name, _)) if name.eq_ignore_ascii_case("transfer-encoding") => len = None,
                 Some(_) => {}
             }
         }
-        let mut answer = vec![0; len];
-        connection.read_exact(&mut answer).ok()?;
+        let answer = match len {
+            Some(len) => read_exactly(&mut connection, len)?,
+            None => read_chunks(&mut connection)?,
+        };
         self.connection = Some(connection);
         Some((status, serde_json::from_slice(&answer).ok()?))
     }
@@ -335,6 +347,27 @@ impl Drop for Etcd {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+fn read_exactly(connection: &mut impl Read, len: usize) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    connection.read_exact(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+/// A body whose length nobody knew when it began.
+fn read_chunks(connection: &mut impl BufRead) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let mut line = String::new();
+        connection.read_line(&mut line).ok()?;
+        let len = usize::from_str_radix(line.trim_end(), 16).ok()?;
+        let chunk = read_exactly(connection, len + 2)?;
+        if len == 0 {
+            return Some(body);
+        }
+        body.extend_from_slice(&chunk[..len]);
     }
 }
 

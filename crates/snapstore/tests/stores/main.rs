@@ -28,7 +28,7 @@ mod local;
 mod proxy;
 mod rig;
 mod store_azure;
-mod store_faults;
 mod store_gcs;
 mod store_s3;
+mod store_s3_faults;
 mod store_swift;
