@@ -1,6 +1,7 @@
 //! From what a store lists to the chain that the storage engine reads: which snapshots there are, which of them can't be
 //! used, the way to a wanted state ([`route`]), and its objects, which are fetched when they are needed ([`fetch`]).
 
+mod check;
 mod damage;
 mod fetch;
 mod route;
@@ -20,6 +21,7 @@ use snapstore::{
 use tokio::runtime::Handle;
 
 use self::fetch::Fetch;
+pub(crate) use self::check::{Verdict, check};
 pub use self::{
     damage::{Cause, Damage, Fault, Rescue, Revisions, is_damage, store_error},
     route::{Error, Route, Wanted},
