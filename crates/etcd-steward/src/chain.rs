@@ -20,8 +20,8 @@ use snapstore::{
 };
 use tokio::runtime::Handle;
 
-use self::fetch::Fetch;
 pub(crate) use self::check::{Verdict, check};
+use self::fetch::Fetch;
 pub use self::{
     damage::{Cause, Damage, Fault, Rescue, Revisions, is_damage, store_error},
     route::{Error, Route, Wanted},

@@ -227,7 +227,11 @@ impl Metrics {
     fn register_member(&self, registry: &Registry) {
         registry.register(|r| {
             let mut add = |name: &str, help: &str, gauge: &Gauge| r.register(name, help, gauge.clone());
-            add("etcdbr_cluster_size", "Number of wanted members", &self.cluster_size);
+            add(
+                "etcdbr_cluster_size",
+                "Number of wanted members",
+                &self.cluster_size,
+            );
             add(
                 "etcdbr_is_learner",
                 "1 while the member is a learner",
@@ -469,9 +473,15 @@ mod tests {
             "etcdbr_member_remove_duration_seconds_count{succeeded=\"true\"} 1",
             "etcdbr_member_promote_duration_seconds_count{succeeded=\"true\"} 1",
         ] {
-            assert!(text.lines().any(|found| found == line), "{line} is missing in\n{text}");
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is missing in\n{text}"
+            );
         }
-        for name in ["etcdbr_network_transmitted_bytes ", "etcdbr_network_received_bytes "] {
+        for name in [
+            "etcdbr_network_transmitted_bytes ",
+            "etcdbr_network_received_bytes ",
+        ] {
             assert!(text.contains(name), "{name} is missing");
         }
     }

@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    BackupError, Backups, Known, Order, Settings, retention, snapshotter::Snapshotter,
+    BackupError, Backups, Known, Order, Settings, retention,
+    snapshotter::Snapshotter,
     verification::{self, Proven},
 };
 use crate::{

@@ -73,7 +73,10 @@ impl Told {
         let failed = match collected {
             Ok(collected) => {
                 if self.locked != collected.locked {
-                    info!(locked = collected.locked, "old backups that the store still protects");
+                    info!(
+                        locked = collected.locked,
+                        "old backups that the store still protects"
+                    );
                     self.locked = collected.locked;
                 }
                 let count = collected.failed.len();

@@ -111,13 +111,21 @@ mod tests {
             ("brotli", None),
         ] {
             let read = settings(json!({"compression": {"policy": policy}}));
-            assert_eq!(read.ok().map(|settings| settings.compression), expected, "{policy}");
+            assert_eq!(
+                read.ok().map(|settings| settings.compression),
+                expected,
+                "{policy}"
+            );
         }
         let off = settings(json!({"compression": {"enabled": false, "policy": "zstd"}})).unwrap();
         assert_eq!(off.compression, Compression::None);
         assert_eq!(settings(json!({})).unwrap().compression, Compression::Gzip);
         let refused = settings(json!({"compression": {"policy": "brotli"}})).unwrap_err();
-        assert!(refused.to_string().contains("spec.backup.compression.policy: unknown compression \"brotli\""));
+        assert!(
+            refused
+                .to_string()
+                .contains("spec.backup.compression.policy: unknown compression \"brotli\"")
+        );
     }
 
     #[test]
@@ -133,9 +141,17 @@ mod tests {
         assert_eq!(told.retention.fulls, KeepFulls::Exponential);
         assert_eq!(told.retention.delta_retention, SignedDuration::from_hours(24));
         assert_eq!(told.retention_period, Some(Duration::from_hours(12)));
-        assert_eq!(settings(json!({"garbageCollectionPeriod": "0s"})).unwrap().retention_period, None);
+        assert_eq!(
+            settings(json!({"garbageCollectionPeriod": "0s"}))
+                .unwrap()
+                .retention_period,
+            None
+        );
         let none_kept = settings(json!({"maxBackupsLimitBasedGC": 0})).unwrap();
-        assert_eq!(none_kept.retention.fulls, KeepFulls::LimitBased { max_backups: 1 });
+        assert_eq!(
+            none_kept.retention.fulls,
+            KeepFulls::LimitBased { max_backups: 1 }
+        );
         let unknown = settings(json!({"garbageCollectionPolicy": "Newest"})).unwrap_err();
         assert!(unknown.to_string().contains("Newest"));
     }

@@ -524,7 +524,10 @@ mod tests {
         );
         let mut told = Some(info_of(&old, 4096));
         refresh(&mut told, Some(&old));
-        assert!(told.as_ref().unwrap().size.is_some(), "the size of the same one stays");
+        assert!(
+            told.as_ref().unwrap().size.is_some(),
+            "the size of the same one stays"
+        );
         refresh(&mut told, Some(&new));
         assert_eq!(told.as_ref().unwrap().end_revision, 9);
         refresh(&mut told, None);

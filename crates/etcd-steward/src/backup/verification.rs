@@ -142,11 +142,16 @@ async fn tell(owner: &Owner, found: Found) {
         }
     };
     let was_damaged = owner.status.read(|member| {
-        let known = member.conditions.iter().find(|known| known.type_ == condition::BACKUP_VERIFIED);
+        let known = member
+            .conditions
+            .iter()
+            .find(|known| known.type_ == condition::BACKUP_VERIFIED);
         known.is_some_and(|known| known.status == ConditionStatus::False)
     });
     owner.metrics.set_chain_whole(status == ConditionStatus::True);
-    owner.status.condition(condition::BACKUP_VERIFIED, status.clone(), reason, &message);
+    owner
+        .status
+        .condition(condition::BACKUP_VERIFIED, status.clone(), reason, &message);
     if let Some(kubernetes) = &owner.kubernetes {
         match (status == ConditionStatus::True, was_damaged) {
             (false, false) => kubernetes.warn("Verify", reason, &message).await,

@@ -26,7 +26,11 @@ impl Collector for Traffic {
                 "Bytes that the pod has received",
                 received,
             ),
-            ("etcdbr_network_transmitted_bytes", "Bytes that the pod has sent", sent),
+            (
+                "etcdbr_network_transmitted_bytes",
+                "Bytes that the pod has sent",
+                sent,
+            ),
         ];
         for (name, help, bytes) in metrics {
             let encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
