@@ -9,8 +9,10 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use api::{
+    duration::GoDuration,
+    schedule::Schedule,
     steward::{ClusterMember, StewardConfig, etcd_file},
-    v1alpha1::EtcdMemberStatus,
+    v1alpha1::{EtcdConfig, EtcdMemberStatus},
 };
 use futures::FutureExt as _;
 use operator::{
@@ -35,6 +37,7 @@ use crate::{
     bootstrap::{Bootstrap, config as etcd_config, evidence::Scene, session::Sessions},
     config::{self, Args},
     etcd::{Connector, host_port},
+    maintenance::{Caretaker, Maintenance},
     member::{Status, kubernetes::Kubernetes, monitor::Monitor, promotion::Promotion},
     metrics::Metrics,
     server::{self, Api, Security, operations::Operations, tls::Certificates},
@@ -108,6 +111,15 @@ impl Parts {
     }
 }
 
+/// What most parts work with.
+#[derive(Clone)]
+struct Shared {
+    connector: Connector,
+    status: Status,
+    kubernetes: Option<Kubernetes>,
+    metrics: Metrics,
+}
+
 struct Steward {
     args: Args,
     config: StewardConfig,
@@ -138,13 +150,43 @@ impl Steward {
         .await?;
 
         let (kubernetes, known) = self.kubernetes().await?;
+        let shared = Shared {
+            connector: self.connector()?,
+            status: self.status(known),
+            kubernetes,
+            metrics,
+        };
+        let store = self.store()?;
+        let sessions = self.look_after_member(&shared, store.clone())?;
+        let api = self.look_after_cluster(shared, store)?;
+        self.serve_launcher(sessions)?;
+        self.serve_api(api);
+        Ok(())
+    }
+
+    /// Goes on from what was told before; what only holds for a running process has to show anew.
+    fn status(&self, known: EtcdMemberStatus) -> Status {
         let status = Status::new(known);
         status.update(|status| {
             status.member_name = Some(self.member.name.clone());
             status.role = None;
+            status.backup_owner = status.backup_owner.map(|_| false);
         });
-        let connector = self.connector()?;
-        let store = self.store()?;
+        status
+    }
+
+    /// Starts what has to do with the member beside us.
+    fn look_after_member(
+        &self,
+        shared: &Shared,
+        store: Option<Arc<dyn SnapStore>>,
+    ) -> anyhow::Result<Sessions> {
+        let Shared {
+            connector,
+            status,
+            kubernetes,
+            metrics,
+        } = shared.clone();
         let sessions = Sessions::new(Bootstrap {
             scene: Scene {
                 cluster: Arc::new(self.config.cluster.clone()),
@@ -154,7 +196,7 @@ impl Steward {
                 temp: self.args.temp.clone(),
                 connector: connector.clone(),
                 kubernetes: kubernetes.clone(),
-                store: store.clone(),
+                store,
                 status: status.clone(),
                 metrics: metrics.clone(),
             },
@@ -172,21 +214,42 @@ impl Steward {
         }
         self.part("monitor", monitor.run(self.parts.shutdown.clone()));
         let promotion = Promotion {
-            status: status.clone(),
-            connector: connector.clone(),
+            status,
+            connector,
             cluster: self.config.cluster.clone(),
             own: self.member.name.clone(),
-            kubernetes: kubernetes.clone(),
-            metrics: metrics.clone(),
+            kubernetes,
+            metrics,
         };
         self.part("promotion", promotion.run(self.parts.shutdown.clone()));
+        Ok(sessions)
+    }
+
+    /// Starts what is done for the whole cluster while its leader is beside us.
+    fn look_after_cluster(&self, shared: Shared, store: Option<Arc<dyn SnapStore>>) -> anyhow::Result<Api> {
         let backups = match store {
-            Some(store) => Some(self.own_backups(store, &connector, &status, kubernetes, metrics)?),
+            Some(store) => Some(self.own_backups(store, &shared)?),
             None => None,
         };
-        self.serve_launcher(sessions)?;
-        self.serve_api(connector, backups);
-        Ok(())
+        let operations = Operations::default();
+        let maintenance = self.maintenance(&shared)?;
+        let caretaker = Caretaker {
+            maintenance: maintenance.clone(),
+            schedule: self.defragmentation_schedule()?,
+            operations: operations.clone(),
+            status: shared.status,
+            backups: backups.clone(),
+            kubernetes: shared.kubernetes,
+        };
+        self.part("caretaker", caretaker.run(self.parts.shutdown.clone()));
+        Ok(Api {
+            cluster: Arc::new(self.config.cluster.clone()),
+            member: self.member.name.clone(),
+            connector: shared.connector,
+            backups,
+            maintenance,
+            operations,
+        })
     }
 
     /// The Kubernetes API, and what was published there before.
@@ -275,22 +338,16 @@ impl Steward {
         Ok(())
     }
 
-    fn own_backups(
-        &self,
-        store: Arc<dyn SnapStore>,
-        connector: &Connector,
-        status: &Status,
-        kubernetes: Option<Kubernetes>,
-        metrics: Metrics,
-    ) -> anyhow::Result<Backups> {
+    fn own_backups(&self, store: Arc<dyn SnapStore>, shared: &Shared) -> anyhow::Result<Backups> {
         let settings = Settings::new(&self.config.backup, self.args.temp.clone())?;
+        let shared = shared.clone();
         let (owner, backups) = Owner::new(
             store,
             settings,
-            connector.clone(),
-            status.clone(),
-            kubernetes,
-            metrics,
+            shared.connector,
+            shared.status,
+            shared.kubernetes,
+            shared.metrics,
         );
         self.part("backups", owner.run(self.parts.shutdown.clone()));
         Ok(backups)
@@ -322,7 +379,27 @@ impl Steward {
         Ok(())
     }
 
-    fn serve_api(&self, connector: Connector, backups: Option<Backups>) {
+    fn maintenance(&self, shared: &Shared) -> anyhow::Result<Maintenance> {
+        let deadline = self.config.defragmentation_timeout.as_ref();
+        let deadline = deadline.map(GoDuration::parse).transpose();
+        Ok(Maintenance::new(
+            shared.connector.clone(),
+            deadline.context("spec.etcd.etcdDefragTimeout")?,
+            self.args.run_folder().join(etcd_config::RUNNING),
+            shared.metrics.clone(),
+        ))
+    }
+
+    fn defragmentation_schedule(&self) -> anyhow::Result<Schedule> {
+        let etcd = EtcdConfig {
+            defragmentation_schedule: self.config.defragmentation_schedule.clone(),
+            ..EtcdConfig::default()
+        };
+        etcd.defragmentation_schedule()
+            .context("spec.etcd.defragmentationSchedule")
+    }
+
+    fn serve_api(&self, api: Api) {
         let cluster = &self.config.cluster;
         let port = u16::try_from(self.config.backup.port()).unwrap_or_default();
         let address = self.args.listen.unwrap_or_else(|| ([0, 0, 0, 0], port).into());
@@ -335,13 +412,6 @@ impl Steward {
                 &cluster.namespace,
                 &cluster.name,
             )))
-        };
-        let api = Api {
-            cluster: Arc::new(cluster.clone()),
-            member: self.member.name.clone(),
-            connector,
-            backups,
-            operations: Operations::default(),
         };
         let shutdown = self.parts.shutdown.clone();
         self.parts.run("API", async move {

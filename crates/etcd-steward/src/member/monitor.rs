@@ -6,11 +6,13 @@ use api::{
     conditions, quantity,
     steward::{ClusterConfig, ClusterMember},
     v1alpha1::{
-        Alarm, ConditionStatus, EtcdMemberStatus, MemberRole, MemberState, MemberSubState,
-        transition_reason as reason,
+        Alarm, ConditionStatus, Defragmentation, DefragmentationStatus, EtcdMemberStatus, MemberRole,
+        MemberState, MemberSubState, transition_reason as reason,
     },
 };
 use etcd_client::{Client, StatusResponse};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -21,6 +23,7 @@ use tracing::{debug, warn};
 use super::{
     Status,
     lag::{self, Lag},
+    whole_seconds,
 };
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
 use crate::metrics::Metrics;
@@ -45,6 +48,8 @@ pub struct Monitor {
     running: watch::Receiver<Option<String>>,
     alive: watch::Sender<bool>,
     lag: Lag,
+    /// The database's size at the last look, for as long as etcd runs.
+    size: Option<u64>,
 }
 
 impl Monitor {
@@ -64,6 +69,7 @@ impl Monitor {
             metrics,
             running,
             alive: watch::Sender::new(false),
+            size: None,
         }
     }
 
@@ -79,7 +85,7 @@ impl Monitor {
         let mut started = Instant::now();
         loop {
             let Some(config_hash) = self.running.borrow_and_update().clone() else {
-                (client, last_answer) = (None, None);
+                (client, last_answer, self.size) = (None, None, None);
                 self.silent("etcd doesn't run");
                 tokio::select! {
                     changed = self.running.changed() => if changed.is_err() { return },
@@ -140,10 +146,11 @@ impl Monitor {
         }
     }
 
-    fn answered(&self, answer: &StatusResponse, config_hash: &str) {
+    fn answered(&mut self, answer: &StatusResponse, config_hash: &str) {
         let own = answer.header().map_or(0, etcd_client::ResponseHeader::member_id);
         let cluster = answer.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
         let role = role_of(answer, own);
+        let defragmentation = self.shrunk(answer.db_size());
         let behind = self.lag.of(answer.raft_index(), answer.raft_applied_index());
         self.metrics.set_learner(answer.is_learner());
         self.metrics.set_behind(behind);
@@ -161,11 +168,28 @@ impl Monitor {
             status.observed_config_hash = Some(config_hash.to_owned());
             status.initialization = None;
             update_sizes(status, answer);
+            if let Some(done) = &defragmentation {
+                status.last_defragmentation = Some(done.clone());
+            }
         });
         self.step(role.as_ref());
         // Told last: who waits for it finds the IDs in the status.
         self.alive
             .send_if_modified(|alive| !std::mem::replace(alive, true));
+    }
+
+    /// A database file only ever shrinks by being rewritten, whoever asked for that.
+    fn shrunk(&mut self, size: i64) -> Option<Defragmentation> {
+        let (size, before) = (bytes(size), self.size.replace(bytes(size))?);
+        (size < before).then(|| Defragmentation {
+            status: DefragmentationStatus::Succeeded,
+            reason: None,
+            message: None,
+            start_time: None,
+            end_time: Some(Time(whole_seconds(Timestamp::now()))),
+            initial_db_size: Some(quantity::from_bytes(before)),
+            final_db_size: Some(quantity::from_bytes(size)),
+        })
     }
 
     /// The member's life goes on by what etcd says it is.
@@ -250,8 +274,7 @@ fn alarms(answer: &StatusResponse, own: u64) -> Vec<Alarm> {
 }
 
 fn update_sizes(status: &mut EtcdMemberStatus, answer: &StatusResponse) {
-    let size = u64::try_from(answer.db_size()).unwrap_or(0);
-    let in_use = u64::try_from(answer.raft_used_db_size()).unwrap_or(0);
+    let (size, in_use) = (bytes(answer.db_size()), bytes(answer.raft_used_db_size()));
     for (published, size) in [(&mut status.db_size, size), (&mut status.db_size_in_use, in_use)] {
         let known = published
             .as_ref()
@@ -260,6 +283,10 @@ fn update_sizes(status: &mut EtcdMemberStatus, answer: &StatusResponse) {
             *published = Some(quantity::from_bytes(rounded(size)));
         }
     }
+}
+
+fn bytes(size: i64) -> u64 {
+    u64::try_from(size).unwrap_or(0)
 }
 
 /// Whether a size left the step that was published. Growing and shrinking around a border must not flap.
