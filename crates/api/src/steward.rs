@@ -49,6 +49,13 @@ pub mod tls {
     pub const PEER_KEY: &str = "peer.key";
 }
 
+/// Keys of the Secret with the stewards' certificates under which the etcd-controller copies the user name and the password
+/// of `spec.etcd.authSecretRef`. Only the steward's container mounts it.
+pub mod auth {
+    pub const USERNAME: &str = "etcd-username";
+    pub const PASSWORD: &str = "etcd-password";
+}
+
 /// Ports that a user doesn't set.
 pub mod port {
     /// The steward's health and metrics, plain HTTP.

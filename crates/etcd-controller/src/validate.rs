@@ -108,7 +108,8 @@ pub struct Cluster {
     pub ports: Ports,
     /// Certificates of etcd; empty without TLS.
     pub etcd_keys: Keys,
-    /// Certificates that a user brought for the steward, under `brought-…` keys.
+    /// What a user brought for the stewards: certificates under `brought-…` keys, etcd's user and password under those of
+    /// [`api::steward::auth`].
     pub steward_keys: Keys,
     /// How pods get at the store.
     pub store: Access,
@@ -249,6 +250,19 @@ fn steward_keys(etcd: &Etcd, referenced: &Referenced) -> Result<Keys, ValidateEr
             server_tls_secret_ref,
             ("brought-tls.crt", "brought-tls.key"),
         )?;
+    }
+    if let Some(reference) = &etcd.spec.etcd.auth_secret_ref {
+        use api::steward::auth;
+        const FIELD: &str = "spec.etcd.authSecretRef";
+        let name = reference.name.as_deref().ok_or(ValidateError::NoName(FIELD))?;
+        keys.insert(
+            auth::USERNAME.to_owned(),
+            referenced.key(FIELD, name, "username")?,
+        );
+        keys.insert(
+            auth::PASSWORD.to_owned(),
+            referenced.key(FIELD, name, "password")?,
+        );
     }
     Ok(keys)
 }

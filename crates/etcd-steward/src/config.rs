@@ -28,7 +28,7 @@ pub struct Args {
     /// Scratch space for snapshots.
     #[arg(long, default_value = path::TEMP)]
     pub temp: PathBuf,
-    /// Socket for the launcher.
+    /// Socket for the launcher, in the folder that it shares with the steward.
     #[arg(long, default_value_t = format!("{}/steward.sock", path::RUN))]
     pub socket: String,
     /// Folder with etcd's certificates.
@@ -101,6 +101,11 @@ impl Args {
             log_filter: self.log_filter.clone(),
             otlp_endpoint: self.otlp_endpoint.clone(),
         }
+    }
+
+    /// Where the launcher keeps its files.
+    pub fn run_folder(&self) -> &Path {
+        Path::new(&self.socket).parent().unwrap_or_else(|| Path::new("."))
     }
 
     /// Reads the file, and finds this member in it.

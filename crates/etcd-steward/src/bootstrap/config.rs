@@ -7,6 +7,9 @@ use api::steward::ClusterMember;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
+/// Name of the file in the launcher's folder that the running etcd was started with.
+pub const RUNNING: &str = "etcd.conf.yaml";
+
 /// Why etcd's configuration can't be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {

@@ -21,7 +21,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::Status;
 use crate::bootstrap::decision::Formation;
@@ -118,21 +118,17 @@ impl Kubernetes {
         }
     }
 
-    /// The member votes: it is no learner to be any more.
-    pub async fn promoted(&self) {
-        self.tell("Join", "PromotedAsVotingMember", "the member votes")
-            .await;
-        let patch = json!({"metadata": {"annotations": {labels::annotation::CREATE_AS_LEARNER: null}}});
-        if let Err(error) = self
-            .members
-            .patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch))
-            .await
-        {
-            warn!(
-                error = chain(&error),
-                "failed to take the learner annotation away"
-            );
+    /// The member votes: takes the mark away that made it join as a learner, if it is there.
+    pub async fn no_learner_any_more(&self) -> kube::Result<()> {
+        if !self.own().await?.as_ref().is_some_and(Self::as_learner) {
+            return Ok(());
         }
+        let patch = json!({"metadata": {"annotations": {labels::annotation::CREATE_AS_LEARNER: null}}});
+        self.members
+            .patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
+        info!("took the learner annotation away");
+        Ok(())
     }
 
     /// Writes the status now, and says whether it is stored: for records that must be there before the next step.
