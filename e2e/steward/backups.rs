@@ -36,7 +36,10 @@ impl Writer {
             async move {
                 let (mut number, mut last, mut longest) = (0_u32, Instant::now(), Duration::ZERO);
                 while !stop.load(Ordering::Relaxed) {
-                    if let Ok(response) = client.put(format!("/writer/{}", number % 100), number.to_string(), None).await {
+                    if let Ok(response) = client
+                        .put(format!("/writer/{}", number % 100), number.to_string(), None)
+                        .await
+                    {
                         longest = longest.max(last.elapsed());
                         last = Instant::now();
                         number += 1;
@@ -67,7 +70,10 @@ fn live(records: &[Value]) -> BTreeMap<String, String> {
         if record["tombstone"] == true {
             keys.remove(&key);
         } else {
-            keys.insert(key, record["value_sha256"].as_str().unwrap_or_default().to_owned());
+            keys.insert(
+                key,
+                record["value_sha256"].as_str().unwrap_or_default().to_owned(),
+            );
         }
     }
     keys
@@ -78,25 +84,42 @@ async fn check_chain(rig: &Rig, last: i64) -> anyhow::Result<()> {
     rig.until_covered(last).await?;
     let stored = rig.stored()?;
     let mut next = None;
-    for (first, end) in stored.iter().filter(|name| name.starts_with("Incr-")).map(|name| revisions(name)) {
+    for (first, end) in stored
+        .iter()
+        .filter(|name| name.starts_with("Incr-"))
+        .map(|name| revisions(name))
+    {
         if let Some(next) = next {
-            ensure!(first == next, "revision {next} should come next, not {first}: {stored:?}");
+            ensure!(
+                first == next,
+                "revision {next} should come next, not {first}: {stored:?}"
+            );
         }
         next = Some(end + 1);
     }
     let records = rig.restored()?;
     let reached = records.iter().filter_map(|record| record["rev"].as_i64()).max();
-    ensure!(reached >= Some(last), "restored up to {reached:?}, written up to {last}");
+    ensure!(
+        reached >= Some(last),
+        "restored up to {reached:?}, written up to {last}"
+    );
     let count = rig.members[0].count("").await?;
     let restored = live(&records).len();
-    ensure!(i64::try_from(restored)? == count, "{restored} keys are restored, {count} are there");
+    ensure!(
+        i64::try_from(restored)? == count,
+        "{restored} keys are restored, {count} are there"
+    );
     Ok(())
 }
 
 /// SNAP-01: a full snapshot holds exactly what its name says, though all the time something is written.
 #[tokio::test]
 async fn snap_01_full_snapshots_hold_what_their_names_say() -> anyhow::Result<()> {
-    let rig = Rig::start(Setup { size: 1, ..Setup::default() }).await?;
+    let rig = Rig::start(Setup {
+        size: 1,
+        ..Setup::default()
+    })
+    .await?;
     let writer = Writer::start(&rig, Duration::from_millis(1)).await?;
     let mut snapshots = rig.members[0].snapshots().await?;
     for _ in 0..10 {
@@ -108,14 +131,23 @@ async fn snap_01_full_snapshots_hold_what_their_names_say() -> anyhow::Result<()
     }
     let (last, _) = writer.end().await?;
     rig.until_covered(last).await?;
-    let fulls: Vec<_> = rig.stored()?.into_iter().filter(|name| name.starts_with("Full-")).collect();
+    let fulls: Vec<_> = rig
+        .stored()?
+        .into_iter()
+        .filter(|name| name.starts_with("Full-"))
+        .collect();
     ensure!(fulls.len() >= 5, "only {fulls:?}");
     for full in fulls {
         let to = tempfile::tempdir()?;
         let data_dir = to.path().join("restored").to_string_lossy().into_owned();
         let store = rig.store().to_string_lossy().into_owned();
         let from = ["--store-provider=Local", "--store-container", &store];
-        run(&[&["restore"], &from[..], &["--snapshot", &full, "--data-dir", &data_dir]].concat())?;
+        run(&[
+            &["restore"],
+            &from[..],
+            &["--snapshot", &full, "--data-dir", &data_dir],
+        ]
+        .concat())?;
         let output = run(&["dump", "--data-dir", &data_dir])?;
         let text = String::from_utf8(output.stdout)?;
         let newest: Option<Value> = text.lines().last().map(serde_json::from_str).transpose()?;
@@ -165,11 +197,19 @@ async fn a_store_that_is_down_disturbs_no_write_and_leaves_no_hole() -> anyhow::
 /// SNAP-07: a steward that restarts takes no full snapshot unless it is needed.
 #[tokio::test]
 async fn snap_07_restarts_take_no_new_full_snapshot() -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup { size: 1, ..Setup::default() }).await?;
+    let mut rig = Rig::start(Setup {
+        size: 1,
+        ..Setup::default()
+    })
+    .await?;
     let revision = rig.put("/kept/", 5).await?;
     rig.until_covered(revision).await?;
     let fulls = |rig: &Rig| -> anyhow::Result<usize> {
-        Ok(rig.stored()?.iter().filter(|name| name.starts_with("Full-")).count())
+        Ok(rig
+            .stored()?
+            .iter()
+            .filter(|name| name.starts_with("Full-"))
+            .count())
     };
     let before = fulls(&rig)?;
     for round in 0..5 {
@@ -187,7 +227,11 @@ async fn snap_07_restarts_take_no_new_full_snapshot() -> anyhow::Result<()> {
 #[tokio::test]
 async fn snapshots_on_demand_are_taken_by_the_owner() -> anyhow::Result<()> {
     let backup = json!({"deltaSnapshotPeriod": "0s", "fullSnapshotSchedule": "0 0 1 1 *"});
-    let rig = Rig::start(Setup { backup, ..Setup::default() }).await?;
+    let rig = Rig::start(Setup {
+        backup,
+        ..Setup::default()
+    })
+    .await?;
     let leader = rig.leader().await?;
     let revision = rig.put("/new/", 7).await?;
     let mut owner = rig.members[leader].snapshots().await?;
@@ -203,8 +247,14 @@ async fn snapshots_on_demand_are_taken_by_the_owner() -> anyhow::Result<()> {
     told.operation.context("an operation")?;
     rig.until_covered(revision).await?;
     let other = (leader + 1) % 3;
-    let refused = rig.members[other].snapshots().await?.create_snapshot(request.clone()).await;
-    let status = refused.err().context("a member that doesn't own the backups took a snapshot")?;
+    let refused = rig.members[other]
+        .snapshots()
+        .await?
+        .create_snapshot(request.clone())
+        .await;
+    let status = refused
+        .err()
+        .context("a member that doesn't own the backups took a snapshot")?;
     ensure!(status.code() == tonic::Code::FailedPrecondition, "{status:?}");
     owner.create_snapshot(request).await?;
     Ok(())

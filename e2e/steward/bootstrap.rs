@@ -9,7 +9,11 @@ use crate::rig::{Rig, Setup};
 
 /// Every minor version starts, and a cluster that loses its power comes back as the same members with all data.
 async fn life(etcd: &'static str) -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup { etcd, ..Setup::default() }).await?;
+    let mut rig = Rig::start(Setup {
+        etcd,
+        ..Setup::default()
+    })
+    .await?;
     rig.put("/life/", 20).await?;
     let mut before = Vec::new();
     for member in &rig.members {
@@ -42,19 +46,29 @@ async fn three_members_with_etcd_3_7_survive_a_power_loss() -> anyhow::Result<()
 
 /// A member that lost its volume joins the others anew, and never founds a cluster of its own.
 async fn rejoins(backup: Value) -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup { backup, ..Setup::default() }).await?;
+    let mut rig = Rig::start(Setup {
+        backup,
+        ..Setup::default()
+    })
+    .await?;
     rig.put("/kept/", 10).await?;
     let id = rig.members[2].id().await?;
     rig.members[2].kill();
     rig.members[2].wipe()?;
     rig.members[2].start()?;
     rig.until_ready().await?;
-    ensure!(rig.members[2].id().await? != id, "an empty member took up its old ID");
+    ensure!(
+        rig.members[2].id().await? != id,
+        "an empty member took up its old ID"
+    );
     ensure!(rig.members[2].count("/kept/").await? == 10, "keys are missing");
     let mut client = rig.client().await?;
     rig.until("all are voters", async || {
         let list = client.clone().member_list().await?;
-        ensure!(list.members().len() == 3 && list.members().iter().all(|member| !member.is_learner()), "{list:?}");
+        ensure!(
+            list.members().len() == 3 && list.members().iter().all(|member| !member.is_learner()),
+            "{list:?}"
+        );
         Ok(())
     })
     .await?;
@@ -106,12 +120,19 @@ async fn boot_10_a_foreign_volume_is_refused() -> anyhow::Result<()> {
     rig.start_all()?;
     rig.until("both refuse the volume", async || {
         for member in &rig.members[1..] {
-            ensure!(member.log().contains("WrongVolume"), "{} doesn't refuse it", member.name);
+            ensure!(
+                member.log().contains("WrongVolume"),
+                "{} doesn't refuse it",
+                member.name
+            );
         }
         Ok(())
     })
     .await?;
-    ensure!(before == (changed(&one)?, changed(&two)?), "the refused volumes were written to");
+    ensure!(
+        before == (changed(&one)?, changed(&two)?),
+        "the refused volumes were written to"
+    );
     rig.kill_all();
     fs::rename(&one, &aside)?;
     fs::rename(&two, &one)?;
@@ -146,7 +167,10 @@ async fn quo_07_lost_volumes_are_restored_from_backups() -> anyhow::Result<()> {
 /// BOOT-12: a store that can't be read is no reason to give up data, nor to start without what it may hold.
 #[tokio::test]
 async fn boot_12_an_unreadable_store_is_waited_for() -> anyhow::Result<()> {
-    let setup = Setup { size: 1, ..Setup::default() };
+    let setup = Setup {
+        size: 1,
+        ..Setup::default()
+    };
     let mut rig = Rig::start(setup).await?;
     let revision = rig.put("/kept/", 10).await?;
     rig.until_covered(revision).await?;
@@ -163,7 +187,10 @@ async fn boot_12_an_unreadable_store_is_waited_for() -> anyhow::Result<()> {
     })
     .await?;
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
-    ensure!(!rig.members[0].data_dir().join("member").exists(), "it began without its backups");
+    ensure!(
+        !rig.members[0].data_dir().join("member").exists(),
+        "it began without its backups"
+    );
     fs::remove_file(&store)?;
     fs::rename(&aside, &store)?;
     rig.until_ready().await?;
@@ -174,14 +201,23 @@ async fn boot_12_an_unreadable_store_is_waited_for() -> anyhow::Result<()> {
 /// BOOT-13: a data directory that another etcd holds open is left alone.
 #[tokio::test]
 async fn boot_13_a_directory_in_use_is_left_alone() -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup { size: 1, backup: json!(null), ..Setup::default() }).await?;
+    let mut rig = Rig::start(Setup {
+        size: 1,
+        backup: json!(null),
+        ..Setup::default()
+    })
+    .await?;
     rig.put("/kept/", 10).await?;
     // A second steward and launcher on the same volume: the first ones' etcd goes on.
     rig.members[0].kill_steward();
     let begun = std::time::Instant::now();
     let data_dir = rig.members[0].data_dir();
     let verdict = crate::rig::run(&["dump", "--data-dir", &data_dir.to_string_lossy()]);
-    ensure!(begun.elapsed().as_secs() < 10, "the verdict took {:?}", begun.elapsed());
+    ensure!(
+        begun.elapsed().as_secs() < 10,
+        "the verdict took {:?}",
+        begun.elapsed()
+    );
     if let Err(error) = verdict {
         let text = format!("{error:#}");
         ensure!(text.contains("lock") || text.contains("in use"), "{text}");

@@ -10,7 +10,11 @@ use crate::rig::{Rig, Setup};
 /// SCL-03, SCL-04: members join as learners, and writes go on while they do.
 #[tokio::test]
 async fn scl_03_writes_go_on_while_members_join() -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup { size: 1, ..Setup::default() }).await?;
+    let mut rig = Rig::start(Setup {
+        size: 1,
+        ..Setup::default()
+    })
+    .await?;
     rig.put("/kept/", 20).await?;
     let mut client = rig.members[0].client().await?;
     let probe = tokio::spawn(async move {
@@ -31,10 +35,18 @@ async fn scl_03_writes_go_on_while_members_join() -> anyhow::Result<()> {
     rig.until_ready().await?;
     rig.until("all three vote", async || {
         let list = rig.client().await?.member_list().await?;
-        let voters = list.members().iter().filter(|member| !member.is_learner()).count();
+        let voters = list
+            .members()
+            .iter()
+            .filter(|member| !member.is_learner())
+            .count();
         ensure!(voters == 3 && list.members().len() == 3, "{list:?}");
         for member in &rig.members {
-            ensure!(!member.client().await?.status().await?.is_learner(), "{} is a learner", member.name);
+            ensure!(
+                !member.client().await?.status().await?.is_learner(),
+                "{} is a learner",
+                member.name
+            );
         }
         Ok(())
     })
@@ -43,7 +55,10 @@ async fn scl_03_writes_go_on_while_members_join() -> anyhow::Result<()> {
         ensure!(member.count("/kept/").await? == 20, "{} lacks keys", member.name);
     }
     let longest = probe.await?;
-    ensure!(longest < Duration::from_secs(1), "nothing was written for {longest:?}");
+    ensure!(
+        longest < Duration::from_secs(1),
+        "nothing was written for {longest:?}"
+    );
     Ok(())
 }
 

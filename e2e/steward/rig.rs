@@ -80,7 +80,9 @@ impl Ports {
         let listeners: Vec<_> = (0..6)
             .map(|_| TcpListener::bind("127.0.0.1:0"))
             .collect::<Result<_, _>>()?;
-        let mut ports = listeners.iter().map(|listener| listener.local_addr().map(|address| address.port()));
+        let mut ports = listeners
+            .iter()
+            .map(|listener| listener.local_addr().map(|address| address.port()));
         let mut next = || ports.next().context("six listeners")?.context("a local address");
         Ok(Self {
             client: next()?,
@@ -180,7 +182,10 @@ impl Rig {
         });
         // JSON is YAML.
         let config = member.folder.join("config");
-        fs::write(config.join(format!("etcd-{}.yaml", member.name)), etcd.to_string())?;
+        fs::write(
+            config.join(format!("etcd-{}.yaml", member.name)),
+            etcd.to_string(),
+        )?;
         fs::write(config.join("steward.yaml"), steward.to_string())?;
         Ok(())
     }
@@ -218,14 +223,21 @@ impl Rig {
                 clusters.push(member.cluster_id().await?);
             }
             clusters.dedup();
-            ensure!(clusters.len() == 1, "the members belong to clusters {clusters:x?}");
+            ensure!(
+                clusters.len() == 1,
+                "the members belong to clusters {clusters:x?}"
+            );
             Ok(())
         })
         .await
     }
 
     /// Waits until something holds. What it was like at last is in the error.
-    pub(crate) async fn until<T>(&self, what: &str, holds: impl AsyncFn() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    pub(crate) async fn until<T>(
+        &self,
+        what: &str,
+        holds: impl AsyncFn() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             match holds().await {
@@ -244,7 +256,10 @@ impl Rig {
         self.until("there is a leader", async || {
             for (index, member) in self.members.iter().enumerate() {
                 let status = member.client().await?.status().await?;
-                if status.header().is_some_and(|header| header.member_id() == status.leader()) {
+                if status
+                    .header()
+                    .is_some_and(|header| header.member_id() == status.leader())
+                {
                     return Ok(index);
                 }
             }
@@ -258,7 +273,9 @@ impl Rig {
         let mut client = self.client().await?;
         let mut revision = 0;
         for number in 0..count {
-            let response = client.put(format!("{prefix}{number}"), format!("value {number}"), None).await?;
+            let response = client
+                .put(format!("{prefix}{number}"), format!("value {number}"), None)
+                .await?;
             revision = response.header().context("a header")?.revision();
         }
         Ok(revision)
@@ -281,7 +298,14 @@ impl Rig {
         let data_dir = to.path().join("restored.etcd");
         let (store, data_dir) = (self.store(), data_dir.to_string_lossy());
         let store = store.to_string_lossy();
-        run(&["restore", "--store-provider=Local", "--store-container", &store, "--data-dir", &data_dir])?;
+        run(&[
+            "restore",
+            "--store-provider=Local",
+            "--store-container",
+            &store,
+            "--data-dir",
+            &data_dir,
+        ])?;
         let output = run(&["dump", "--data-dir", &data_dir])?;
         let text = String::from_utf8(output.stdout)?;
         text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
@@ -303,7 +327,10 @@ fn program() -> anyhow::Result<PathBuf> {
 
 /// Runs a command of the steward to its good end.
 pub(crate) fn run(args: &[&str]) -> anyhow::Result<Output> {
-    let output = Command::new(program()?).args(args).stdin(Stdio::null()).output()?;
+    let output = Command::new(program()?)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()?;
     ensure!(
         output.status.success(),
         "{args:?}: {}\n{}",
@@ -319,8 +346,16 @@ fn path_with(etcd: &str) -> anyhow::Result<String> {
         cache.map(|cache| PathBuf::from(cache).join("druid-dev"))
     })?;
     let folder = cache.join(format!("bin/etcd-{etcd}"));
-    ensure!(folder.join("etcd").exists(), "there is no etcd in {}", folder.display());
-    Ok(format!("{}:{}", folder.display(), env::var("PATH").unwrap_or_default()))
+    ensure!(
+        folder.join("etcd").exists(),
+        "there is no etcd in {}",
+        folder.display()
+    );
+    Ok(format!(
+        "{}:{}",
+        folder.display(),
+        env::var("PATH").unwrap_or_default()
+    ))
 }
 
 impl Member {
@@ -363,7 +398,11 @@ impl Member {
         let child = self
             .command("steward.log")?
             .arg("serve")
-            .args([flag("config", "config"), flag("volume", "data"), flag("data-dir", "data/new.etcd")])
+            .args([
+                flag("config", "config"),
+                flag("volume", "data"),
+                flag("data-dir", "data/new.etcd"),
+            ])
             .args([flag("temp", "temp"), flag("socket", "run/steward.sock")])
             .arg(format!("--listen=127.0.0.1:{api}"))
             .arg(format!("--listen-health=127.0.0.1:{health}"))
@@ -375,12 +414,18 @@ impl Member {
     }
 
     fn start_launcher(&mut self) -> anyhow::Result<()> {
-        let Ports { launcher, metrics, .. } = self.ports;
+        let Ports {
+            launcher, metrics, ..
+        } = self.ports;
         let flag = |name: &str, part: &str| format!("--{name}={}", self.folder.join(part).display());
         let child = self
             .command("launcher.log")?
             .arg("launch")
-            .args([flag("socket", "run/steward.sock"), flag("volume", "data"), flag("run", "run")])
+            .args([
+                flag("socket", "run/steward.sock"),
+                flag("volume", "data"),
+                flag("run", "run"),
+            ])
             .arg(format!("--listen=127.0.0.1:{launcher}"))
             .arg(format!("--etcd-health=127.0.0.1:{metrics}"))
             .env("PATH", path_with(self.etcd)?)
@@ -390,7 +435,10 @@ impl Member {
     }
 
     fn command(&self, log: &str) -> anyhow::Result<Command> {
-        let log = File::options().create(true).append(true).open(self.folder.join(log))?;
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.folder.join(log))?;
         let mut command = Command::new(program()?);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         Ok(command)
@@ -418,7 +466,12 @@ impl Member {
     fn etcd_pid(&self) -> Option<Pid> {
         let launcher = self.launcher.as_ref()?.id();
         let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
-        children.split_whitespace().next()?.parse().ok().map(Pid::from_raw)
+        children
+            .split_whitespace()
+            .next()?
+            .parse()
+            .ok()
+            .map(Pid::from_raw)
     }
 
     /// Loses the volume's content.
@@ -471,7 +524,10 @@ impl Member {
             lines[lines.len().saturating_sub(12)..].join("\n")
         };
         let (steward, launcher) = (tail("steward.log"), tail("launcher.log"));
-        format!("--- {} steward:\n{steward}\n--- launcher and etcd:\n{launcher}\n", self.name)
+        format!(
+            "--- {} steward:\n{steward}\n--- launcher and etcd:\n{launcher}\n",
+            self.name
+        )
     }
 }
 
