@@ -18,7 +18,10 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::rig::{Rig, Setup, revisions, run};
+use crate::{
+    member::run,
+    rig::{Rig, Setup, revisions},
+};
 
 /// Writes all the time, and tells how long the longest write took.
 struct Writer {

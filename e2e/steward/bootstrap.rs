@@ -212,7 +212,7 @@ async fn boot_13_a_directory_in_use_is_left_alone() -> anyhow::Result<()> {
     rig.members[0].kill_steward();
     let begun = std::time::Instant::now();
     let data_dir = rig.members[0].data_dir();
-    let verdict = crate::rig::run(&["dump", "--data-dir", &data_dir.to_string_lossy()]);
+    let verdict = crate::member::run(&["dump", "--data-dir", &data_dir.to_string_lossy()]);
     ensure!(
         begun.elapsed().as_secs() < 10,
         "the verdict took {:?}",

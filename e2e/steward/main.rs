@@ -3,5 +3,6 @@
 
 mod backups;
 mod bootstrap;
+mod member;
 mod membership;
 mod rig;

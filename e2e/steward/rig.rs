@@ -1,25 +1,18 @@
 //! Members on loopback: for each a steward, a launcher and a real etcd, and one folder as their store. No Kubernetes.
 
 use std::{
-    env,
-    fs::{self, File},
-    net::TcpListener,
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    fs,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use etcd_client::Client;
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
 use serde_json::{Value, json};
-use steward_proto::v1::snapshots_service_client::SnapshotsServiceClient;
 use tempfile::TempDir;
 use tokio::time::sleep;
-use tonic::transport::Channel;
+
+use crate::member::{Member, run};
 
 /// Long enough for a machine that does other things as well.
 pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
@@ -51,48 +44,6 @@ pub(crate) struct Rig {
     pub(crate) members: Vec<Member>,
     setup: Setup,
     folder: TempDir,
-}
-
-/// A member: its processes and its folder.
-#[derive(Debug)]
-pub(crate) struct Member {
-    pub(crate) name: String,
-    folder: PathBuf,
-    etcd: &'static str,
-    ports: Ports,
-    steward: Option<Child>,
-    launcher: Option<Child>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Ports {
-    client: u16,
-    peer: u16,
-    metrics: u16,
-    launcher: u16,
-    api: u16,
-    health: u16,
-}
-
-impl Ports {
-    /// Ports that were free a moment ago, all different.
-    fn free() -> anyhow::Result<Self> {
-        let listeners: Vec<_> = (0..6)
-            .map(|_| TcpListener::bind("127.0.0.1:0"))
-            .collect::<Result<_, _>>()?;
-        let mut ports = listeners
-            .iter()
-            .map(|listener| listener.local_addr().map(|address| address.port()));
-        let mut next = || ports.next().context("six listeners")?.context("a local address");
-        Ok(Self {
-            client: next()?,
-            peer: next()?,
-            metrics: next()?,
-            launcher: next()?,
-            api: next()?,
-            health: next()?,
-        })
-    }
 }
 
 impl Rig {
@@ -130,17 +81,7 @@ impl Rig {
         for ordinal in self.members.len()..size {
             let name = format!("t1-{ordinal}");
             let folder = self.folder.path().join(&name);
-            for part in ["config", "data", "run", "temp"] {
-                fs::create_dir_all(folder.join(part))?;
-            }
-            self.members.push(Member {
-                name,
-                folder,
-                etcd: self.setup.etcd,
-                ports: Ports::free()?,
-                steward: None,
-                launcher: None,
-            });
+            self.members.push(Member::new(name, folder, self.setup.etcd)?);
         }
         fs::create_dir_all(self.store())?;
         self.members.iter().try_for_each(|member| self.configure(member))
@@ -178,16 +119,10 @@ impl Rig {
             "initial-advertise-peer-urls": member.peer_url(),
             "initial-cluster": initial.join(","),
             "initial-cluster-token": "u-1",
-            "listen-metrics-urls": format!("http://127.0.0.1:{}", member.ports.metrics),
+            "listen-metrics-urls": member.metrics_url(),
         });
         // JSON is YAML.
-        let config = member.folder.join("config");
-        fs::write(
-            config.join(format!("etcd-{}.yaml", member.name)),
-            etcd.to_string(),
-        )?;
-        fs::write(config.join("steward.yaml"), steward.to_string())?;
-        Ok(())
+        member.configure(&steward.to_string(), &etcd.to_string())
     }
 
     /// The folder of the store; `v2/` lies directly in it.
@@ -316,243 +251,4 @@ impl Rig {
 pub(crate) fn revisions(name: &str) -> (i64, i64) {
     let mut parts = name.split('-').skip(1).filter_map(|part| part.parse().ok());
     (parts.next().unwrap_or(-1), parts.next().unwrap_or(-1))
-}
-
-/// The binary beside the test's own.
-fn program() -> anyhow::Result<PathBuf> {
-    let test = env::current_exe()?;
-    let folder = test.ancestors().nth(2).context("the target folder")?;
-    Ok(folder.join("etcd-steward"))
-}
-
-/// Runs a command of the steward to its good end.
-pub(crate) fn run(args: &[&str]) -> anyhow::Result<Output> {
-    let output = Command::new(program()?)
-        .args(args)
-        .stdin(Stdio::null())
-        .output()?;
-    ensure!(
-        output.status.success(),
-        "{args:?}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    Ok(output)
-}
-
-fn path_with(etcd: &str) -> anyhow::Result<String> {
-    let cache = env::var("DRUID_DEV_CACHE").map(PathBuf::from).or_else(|_| {
-        let cache = env::var("XDG_CACHE_HOME").or_else(|_| env::var("HOME").map(|home| home + "/.cache"));
-        cache.map(|cache| PathBuf::from(cache).join("druid-dev"))
-    })?;
-    let folder = cache.join(format!("bin/etcd-{etcd}"));
-    ensure!(
-        folder.join("etcd").exists(),
-        "there is no etcd in {}",
-        folder.display()
-    );
-    Ok(format!(
-        "{}:{}",
-        folder.display(),
-        env::var("PATH").unwrap_or_default()
-    ))
-}
-
-impl Member {
-    pub(crate) fn client_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports.client)
-    }
-
-    fn peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports.peer)
-    }
-
-    fn api_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports.api)
-    }
-
-    /// The data volume.
-    pub(crate) fn volume(&self) -> PathBuf {
-        self.folder.join("data")
-    }
-
-    /// etcd's data directory.
-    pub(crate) fn data_dir(&self) -> PathBuf {
-        self.volume().join("new.etcd")
-    }
-
-    /// Starts what doesn't run.
-    pub(crate) fn start(&mut self) -> anyhow::Result<()> {
-        if self.steward.is_none() {
-            self.start_steward()?;
-        }
-        if self.launcher.is_none() {
-            self.start_launcher()?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn start_steward(&mut self) -> anyhow::Result<()> {
-        let Ports { api, health, .. } = self.ports;
-        let flag = |name: &str, part: &str| format!("--{name}={}", self.folder.join(part).display());
-        let child = self
-            .command("steward.log")?
-            .arg("serve")
-            .args([
-                flag("config", "config"),
-                flag("volume", "data"),
-                flag("data-dir", "data/new.etcd"),
-            ])
-            .args([flag("temp", "temp"), flag("socket", "run/steward.sock")])
-            .arg(format!("--listen=127.0.0.1:{api}"))
-            .arg(format!("--listen-health=127.0.0.1:{health}"))
-            .args(["--insecure-api", "--no-kubernetes", "--log-format=text"])
-            .env("POD_NAME", &self.name)
-            .spawn()?;
-        self.steward = Some(child);
-        Ok(())
-    }
-
-    fn start_launcher(&mut self) -> anyhow::Result<()> {
-        let Ports {
-            launcher, metrics, ..
-        } = self.ports;
-        let flag = |name: &str, part: &str| format!("--{name}={}", self.folder.join(part).display());
-        let child = self
-            .command("launcher.log")?
-            .arg("launch")
-            .args([
-                flag("socket", "run/steward.sock"),
-                flag("volume", "data"),
-                flag("run", "run"),
-            ])
-            .arg(format!("--listen=127.0.0.1:{launcher}"))
-            .arg(format!("--etcd-health=127.0.0.1:{metrics}"))
-            .env("PATH", path_with(self.etcd)?)
-            .spawn()?;
-        self.launcher = Some(child);
-        Ok(())
-    }
-
-    fn command(&self, log: &str) -> anyhow::Result<Command> {
-        let log = File::options()
-            .create(true)
-            .append(true)
-            .open(self.folder.join(log))?;
-        let mut command = Command::new(program()?);
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        Ok(command)
-    }
-
-    /// Ends all processes of the member at once.
-    pub(crate) fn kill(&mut self) {
-        self.kill_steward();
-        let etcd = self.etcd_pid();
-        if let Some(launcher) = self.launcher.take() {
-            end(launcher);
-        }
-        if let Some(etcd) = etcd {
-            let _ = kill(etcd, Signal::SIGKILL);
-        }
-    }
-
-    pub(crate) fn kill_steward(&mut self) {
-        if let Some(steward) = self.steward.take() {
-            end(steward);
-        }
-    }
-
-    /// The launcher's only child.
-    fn etcd_pid(&self) -> Option<Pid> {
-        let launcher = self.launcher.as_ref()?.id();
-        let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
-        children
-            .split_whitespace()
-            .next()?
-            .parse()
-            .ok()
-            .map(Pid::from_raw)
-    }
-
-    /// Loses the volume's content.
-    pub(crate) fn wipe(&self) -> anyhow::Result<()> {
-        fs::remove_dir_all(self.volume())?;
-        Ok(fs::create_dir(self.volume())?)
-    }
-
-    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
-        Ok(Client::connect([self.client_url()], None).await?)
-    }
-
-    /// The cluster that the member serves: it answers a linearizable read.
-    async fn cluster_id(&self) -> anyhow::Result<u64> {
-        let read = async {
-            let response = self.client().await?.get("any", None).await?;
-            Ok(response.header().context("a header")?.cluster_id())
-        };
-        tokio::time::timeout(Duration::from_secs(2), read)
-            .await
-            .map_err(|_| anyhow!("{} doesn't answer", self.name))?
-    }
-
-    /// The member's ID in the cluster.
-    pub(crate) async fn id(&self) -> anyhow::Result<u64> {
-        let response = self.client().await?.status().await?;
-        Ok(response.header().context("a header")?.member_id())
-    }
-
-    /// How many keys with a prefix the member itself knows.
-    pub(crate) async fn count(&self, prefix: &str) -> anyhow::Result<i64> {
-        let options = etcd_client::GetOptions::new().with_prefix().with_count_only();
-        let response = self.client().await?.get(prefix, Some(options)).await?;
-        Ok(response.count())
-    }
-
-    pub(crate) async fn snapshots(&self) -> anyhow::Result<SnapshotsServiceClient<Channel>> {
-        Ok(SnapshotsServiceClient::connect(self.api_url()).await?)
-    }
-
-    /// What the steward has logged.
-    pub(crate) fn log(&self) -> String {
-        fs::read_to_string(self.folder.join("steward.log")).unwrap_or_default()
-    }
-
-    fn last_words(&self) -> String {
-        let tail = |log: &str| {
-            let text = fs::read_to_string(self.folder.join(log)).unwrap_or_default();
-            let lines: Vec<_> = text.lines().collect();
-            lines[lines.len().saturating_sub(12)..].join("\n")
-        };
-        let (steward, launcher) = (tail("steward.log"), tail("launcher.log"));
-        format!(
-            "--- {} steward:\n{steward}\n--- launcher and etcd:\n{launcher}\n",
-            self.name
-        )
-    }
-}
-
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-fn end(mut child: Child) {
-    let _ = child.kill();
-    let _ = child.wait();
-}
-
-/// Copies a folder with all that is in it.
-pub(crate) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        if entry.file_type()?.is_dir() {
-            copy(&entry.path(), &target)?;
-        } else {
-            fs::copy(entry.path(), target)?;
-        }
-    }
-    Ok(())
 }

@@ -5,7 +5,6 @@ use std::{fs, path::Path};
 use anyhow::{Context as _, ensure};
 use api::v1alpha1::{Etcd, EtcdOpsTask, TaskState};
 use e2e::{
-    Lab,
     lab::{has, run},
     store::Store,
 };
