@@ -123,6 +123,8 @@ async fn snap_01_full_snapshots_hold_what_their_names_say() -> anyhow::Result<()
         ..Setup::default()
     })
     .await?;
+    // From the first full snapshot on there is an owner to ask.
+    rig.until_covered(1).await?;
     let writer = Writer::start(&rig, Duration::from_millis(1)).await?;
     let mut snapshots = rig.members[0].snapshots().await?;
     for _ in 0..10 {
