@@ -32,7 +32,7 @@ async fn kill_controllers(lab: &Lab) -> anyhow::Result<usize> {
 
 /// The moments differ, so that every step of the creation is cut off at some time.
 #[tokio::test]
-async fn e2e_controllers_killed_while_a_cluster_is_made() -> anyhow::Result<()> {
+async fn e2e_controllers_killed_during_creation() -> anyhow::Result<()> {
     run("killed", |lab| async move {
         let mut backup = lab.backup(Store::S3).await?;
         backup["deltaSnapshotPeriod"] = json!("10s");
