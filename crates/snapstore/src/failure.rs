@@ -60,7 +60,12 @@ impl Failure {
 
     /// The failure below `error`, if a request was what failed.
     pub(crate) fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Self> {
-        std::iter::successors(Some(error), |e| (*e).source()).find_map(|e| e.downcast_ref())
+        below(error)
+    }
+
+    /// The same for an answer that broke off after it had begun.
+    pub(crate) fn find_broken(error: &(dyn StdError + 'static)) -> Option<Self> {
+        below(error).map(Self::broken)
     }
 
     pub(crate) fn to_error(&self, action: impl Into<String>) -> Error {
@@ -89,6 +94,10 @@ impl fmt::Display for Failure {
 }
 
 impl StdError for Failure {}
+
+fn below<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
+    std::iter::successors(Some(error), |e| (*e).source()).find_map(|e| e.downcast_ref())
+}
 
 /// An error with all its causes, each said once.
 fn causes(error: &HttpError) -> String {

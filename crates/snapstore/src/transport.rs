@@ -135,6 +135,9 @@ pub(crate) fn from_library(error: object_store::Error, action: &str) -> Error {
     if let Some(failure) = Failure::find(&error) {
         return failure.to_error(action).with_source(error);
     }
+    if let Some(broken) = Failure::find_broken(&error) {
+        return broken.to_error(action).with_source(error);
+    }
     let class = match &error {
         object_store::Error::NotFound { .. } => Class::NotFound,
         object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. } => {

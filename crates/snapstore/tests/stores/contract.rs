@@ -1,5 +1,7 @@
 //! What every store must do. Each function takes a store with an empty prefix of its own.
 
+use std::{fs, path::Path};
+
 use bytes::Bytes;
 use futures::TryStreamExt as _;
 use jiff::Timestamp;
@@ -217,4 +219,19 @@ pub(crate) async fn one_of_two_uploads_wins(store: &dyn SnapStore) {
         );
         assert_eq!(listing.chunks, []);
     }
+}
+
+/// Credentials that change on disk are used at once, by the store that is open. `file` is the secret one of them.
+pub(crate) async fn follows_rotated_secrets(config: &StoreConfig, file: &Path, wrong: &str) {
+    let right = fs::read_to_string(file).unwrap();
+    fs::write(file, wrong).unwrap();
+    let store = config.open().unwrap();
+    for revision in 1..3 {
+        assert_eq!(store.list().await.unwrap_err().class(), Class::AccessDenied);
+        fs::write(file, &right).unwrap();
+        put(&*store, &full(revision, 0), content(10)).await;
+        fs::write(file, wrong).unwrap();
+    }
+    fs::write(file, &right).unwrap();
+    assert_eq!(store.list().await.unwrap().snapshots.len(), 2);
 }

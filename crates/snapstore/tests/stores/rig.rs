@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use snapstore::{Environment, Provider, StoreConfig};
+use tempfile::TempDir;
 
 /// What is known of one server.
 pub(crate) struct Rig {
@@ -69,6 +70,21 @@ impl Rig {
 
     pub(crate) fn config(&self) -> StoreConfig {
         self.config_in("bucket")
+    }
+
+    /// With credentials that a test may change: a copy of the folder that they are in.
+    pub(crate) fn config_with_own_secret(&self) -> (TempDir, StoreConfig) {
+        let folder = tempfile::tempdir().unwrap();
+        for file in fs::read_dir(self.dir.join(self.secret)).unwrap() {
+            let file = file.unwrap();
+            fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+        }
+        let variable = [(self.variable, folder.path().to_str().unwrap())];
+        let config = StoreConfig {
+            environment: Environment::from_iter(variable),
+            ..self.config()
+        };
+        (folder, config)
     }
 
     /// For the bucket whose name is in the file `bucket`.

@@ -21,7 +21,7 @@ use snapstore::{Class, Environment, Provider, StoreConfig};
 use tokio::task::JoinHandle;
 
 use crate::{
-    contract::{content, delta, full, put, read},
+    contract::{content, delta, follows_rotated_secrets, full, put, read},
     rig::Rig,
 };
 
@@ -248,7 +248,7 @@ async fn tokens_are_renewed() {
     assert_eq!(store.list().await.unwrap_err().class(), Class::AccessDenied);
 }
 
-/// Application credentials in files, and what is wrong with wrong ones.
+/// Application credentials in files, also new ones, and what is wrong with wrong ones.
 #[tokio::test]
 async fn reads_credential_files() {
     let keystone = Keystone::start().await;
@@ -267,6 +267,9 @@ async fn reads_credential_files() {
         ..keystone.config()
     };
     config.open().unwrap().list().await.unwrap();
+    let secret = folder.path().join("applicationCredentialSecret");
+    follows_rotated_secrets(&config, &secret, "not yet valid").await;
+    write("applicationCredentialSecret", &keystone.shared.password);
     for (name, value, class) in [
         ("region", "nowhere", Class::InvalidConfig),
         ("applicationCredentialSecret", "wrong", Class::AccessDenied),
