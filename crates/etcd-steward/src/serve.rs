@@ -40,6 +40,7 @@ use crate::{
     maintenance::{Caretaker, Maintenance},
     member::{Status, kubernetes::Kubernetes, monitor::Monitor, promotion::Promotion},
     metrics::Metrics,
+    rollout::Rollout,
     server::{self, Api, Security, operations::Operations, tls::Certificates},
 };
 
@@ -222,7 +223,23 @@ impl Steward {
             metrics,
         };
         self.part("promotion", promotion.run(self.parts.shutdown.clone()));
+        self.roll_out(&sessions, shared)?;
         Ok(sessions)
+    }
+
+    fn roll_out(&self, sessions: &Sessions, shared: &Shared) -> anyhow::Result<()> {
+        let rollout = Rollout {
+            sessions: sessions.clone(),
+            connector: shared.connector.clone(),
+            cluster: self.config.cluster.clone(),
+            own: self.member.name.clone(),
+            config: self.args.config.clone(),
+            kubernetes: shared.kubernetes.clone(),
+            status: shared.status.clone(),
+        };
+        let changes = config::follow(&[&self.args.config, &self.args.etcd_tls])?;
+        self.part("rollout", rollout.run(changes, self.parts.shutdown.clone()));
+        Ok(())
     }
 
     /// Starts what is done for the whole cluster while its leader is beside us.

@@ -185,9 +185,8 @@ impl Bootstrap {
             });
         });
         if let Some(kubernetes) = &scene.kubernetes {
-            let status = scene.status.read(Clone::clone);
             kubernetes
-                .publish_now(&status)
+                .publish_now(&scene.status)
                 .await
                 .map_err(|error| BootstrapError::Record(Box::new(error)))?;
         }

@@ -231,11 +231,6 @@ impl Launcher {
         match command {
             Command::Start(_) if self.etcd.is_some() => Ok(None),
             Command::Start(start) => self.start(&start.config, &start.config_hash).map(Some),
-            Command::Restart(restart) => {
-                info!(config_hash = restart.config_hash, "restarting etcd");
-                self.stop().await?;
-                self.start(&restart.config, &restart.config_hash).map(Some)
-            }
             Command::Stop(stop) => {
                 info!(reason = stop.reason, "stopping etcd");
                 Ok(self.stop().await?.map(|record| exited(&record)))

@@ -89,6 +89,11 @@ impl Status {
         });
     }
 
+    /// Takes a condition away that has nothing to tell any more.
+    pub fn no_condition(&self, type_: &str) {
+        self.update(|status| status.conditions.retain(|known| known.type_ != type_));
+    }
+
     /// Says how far the preparation of the data directory is.
     pub fn progress(&self, percent: i32, message: &str) {
         self.update(|status| {

@@ -25,6 +25,7 @@ use super::{
     lag::{self, Lag},
     whole_seconds,
 };
+use crate::bootstrap::config::Version;
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
 use crate::metrics::Metrics;
 
@@ -45,7 +46,7 @@ pub struct Monitor {
     status: Status,
     peer_tls: bool,
     metrics: Metrics,
-    running: watch::Receiver<Option<String>>,
+    running: watch::Receiver<Option<Version>>,
     alive: watch::Sender<bool>,
     lag: Lag,
     /// The database's size at the last look, for as long as etcd runs.
@@ -53,13 +54,13 @@ pub struct Monitor {
 }
 
 impl Monitor {
-    /// `running` tells the configuration hash of the etcd that runs, if one does.
+    /// `running` tells what the etcd that runs was started with, if one does.
     pub fn new(
         connector: Connector,
         status: Status,
         (cluster, own): (&ClusterConfig, &ClusterMember),
         metrics: Metrics,
-        running: watch::Receiver<Option<String>>,
+        running: watch::Receiver<Option<Version>>,
     ) -> Self {
         Self {
             lag: Lag::new(connector.clone(), cluster, own),
@@ -84,7 +85,7 @@ impl Monitor {
         let mut last_answer = None;
         let mut started = Instant::now();
         loop {
-            let Some(config_hash) = self.running.borrow_and_update().clone() else {
+            let Some(version) = self.running.borrow_and_update().clone() else {
                 (client, last_answer, self.size) = (None, None, None);
                 self.silent("etcd doesn't run");
                 tokio::select! {
@@ -98,7 +99,7 @@ impl Monitor {
                 Ok(answer) => {
                     last_answer = Some(Instant::now());
                     self.lag.look(&answer).await;
-                    self.answered(&answer, &config_hash);
+                    self.answered(&answer, &version);
                 }
                 Err(error) => {
                     client = None;
@@ -146,7 +147,7 @@ impl Monitor {
         }
     }
 
-    fn answered(&mut self, answer: &StatusResponse, config_hash: &str) {
+    fn answered(&mut self, answer: &StatusResponse, version: &Version) {
         let own = answer.header().map_or(0, etcd_client::ResponseHeader::member_id);
         let cluster = answer.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
         let role = role_of(answer, own);
@@ -165,7 +166,9 @@ impl Monitor {
             status.behind = signed(lag::rounded(behind));
             status.peer_tls_enabled = Some(self.peer_tls);
             status.alarms = alarms(answer, own);
-            status.observed_config_hash = Some(config_hash.to_owned());
+            status.observed_config_hash = Some(version.config.clone());
+            status.observed_tls_hash =
+                Some(version.authorities.clone()).filter(|authorities| !authorities.is_empty());
             status.initialization = None;
             update_sizes(status, answer);
             if let Some(done) = &defragmentation {
