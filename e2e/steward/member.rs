@@ -5,11 +5,12 @@ use std::{
     fs::{self, File},
     net::TcpListener,
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{self, Child, Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use etcd_client::Client;
 use nix::{
     sys::signal::{Signal, kill},
@@ -40,24 +41,30 @@ struct Ports {
 }
 
 impl Ports {
-    /// Ports that were free a moment ago, all different.
     fn free() -> anyhow::Result<Self> {
-        let listeners: Vec<_> = (0..6)
-            .map(|_| TcpListener::bind("127.0.0.1:0"))
-            .collect::<Result<_, _>>()?;
-        let mut ports = listeners
-            .iter()
-            .map(|listener| listener.local_addr().map(|address| address.port()));
-        let mut next = || ports.next().context("six listeners")?.context("a local address");
         Ok(Self {
-            client: next()?,
-            peer: next()?,
-            metrics: next()?,
-            launcher: next()?,
-            api: next()?,
-            health: next()?,
+            client: free_port()?,
+            peer: free_port()?,
+            metrics: free_port()?,
+            launcher: free_port()?,
+            api: free_port()?,
+            health: free_port()?,
         })
     }
+}
+
+/// A port that nobody listens on, that no other test of this process was given, and that no client is: those get theirs
+/// from 32768 on. Where the search begins differs from process to process.
+fn free_port() -> anyhow::Result<u16> {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..1000 {
+        let number = process::id() % 200 * 100 + TAKEN.fetch_add(1, Ordering::Relaxed);
+        let port = u16::try_from(12_000 + number % 20_000)?;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port is free")
 }
 
 /// The binary beside the test's own.
