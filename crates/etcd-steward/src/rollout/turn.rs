@@ -132,7 +132,7 @@ mod tests {
             updated: None,
             ..peer(0)
         };
-        assert!(decided(1, false, &[silent.clone()]).contains("doesn't tell"));
+        assert!(decided(1, false, std::slice::from_ref(&silent)).contains("doesn't tell"));
         assert_eq!(decided(0, false, &[Peer { ordinal: 1, ..silent }]), "go");
     }
 
