@@ -128,6 +128,12 @@ pub mod member {
     /// True: the newest snapshots are stored. Only on the backup owner.
     pub const BACKUP_READY: &str = "BackupReady";
 
+    /// True while the member restarts its etcd for a new configuration; False while it waits for its turn, which the message
+    /// explains. Not there otherwise.
+    pub const RESTARTING: &str = "Restarting";
+
+    pub const CONFIGURATION_CHANGED: &str = "ConfigurationChanged";
+    pub const WAITING_FOR_TURN: &str = "WaitingForTurn";
     pub const SERVING: &str = "Serving";
     pub const NOT_SERVING: &str = "NotServing";
     pub const LEARNER: &str = "LearnerCatchingUp";

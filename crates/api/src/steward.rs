@@ -1,7 +1,11 @@
 //! The configuration that the etcd-controller writes for the stewards of an Etcd, one file for all members. Unknown
 //! fields are ignored when it is read: during an update a steward may be older than the controller.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
 
 use crate::{
     duration::GoDuration,
@@ -49,6 +53,13 @@ pub mod tls {
     pub const PEER_KEY: &str = "peer.key";
 }
 
+/// Keys of the Secret with the stewards' certificates under which the etcd-controller copies the user name and the password
+/// of `spec.etcd.authSecretRef`. Only the steward's container mounts it.
+pub mod auth {
+    pub const USERNAME: &str = "etcd-username";
+    pub const PASSWORD: &str = "etcd-password";
+}
+
 /// Ports that a user doesn't set.
 pub mod port {
     /// The steward's health and metrics, plain HTTP.
@@ -60,6 +71,31 @@ pub mod port {
 /// Name of a member's etcd configuration file in the ConfigMap.
 pub fn etcd_file(member: &str) -> String {
     format!("etcd-{member}.yaml")
+}
+
+/// Options of etcd that only an empty data directory heeds: scaling out changes them for every member, and asks none of them
+/// to restart.
+const FOUNDING: [&str; 4] = [
+    "initial-advertise-peer-urls",
+    "initial-cluster",
+    "initial-cluster-state",
+    "initial-cluster-token",
+];
+
+/// Hash of a member's etcd configuration as it stands in its file, as `status.observedConfigHash` of the EtcdMember tells it
+/// of the etcd that runs.
+pub fn etcd_config_hash(config: &Map<String, Value>) -> String {
+    let options: BTreeMap<_, _> = config
+        .iter()
+        .filter(|(key, _)| !FOUNDING.contains(&key.as_str()))
+        .collect();
+    let mut hash = Sha256::new();
+    for (key, value) in options {
+        hash.update(format!("{key}={value}\n"));
+    }
+    hash.finalize()[..8]
+        .iter()
+        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
 }
 
 /// What the stewards of one Etcd need to know.
@@ -127,5 +163,32 @@ impl ClusterConfig {
     /// The member that runs in a pod.
     pub fn member_of_pod(&self, pod: &str) -> Option<&ClusterMember> {
         self.members.iter().find(|member| member.pod == pod)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A restart for nothing is a leader election for nothing.
+    #[test]
+    fn only_options_of_a_running_etcd_count() {
+        let hash = |change: &Value| {
+            let mut config =
+                json!({"name": "t1-0", "quota-backend-bytes": 1, "initial-cluster": "t1-0=http://a:1"});
+            let changes = change.as_object().unwrap().clone();
+            config.as_object_mut().unwrap().extend(changes);
+            etcd_config_hash(config.as_object().unwrap())
+        };
+        let before = hash(&json!({}));
+        assert_eq!(before.len(), 16);
+        assert_eq!(
+            before,
+            hash(&json!({"initial-cluster": "t1-0=http://a:1,t1-1=http://b:1"}))
+        );
+        assert_ne!(before, hash(&json!({"quota-backend-bytes": 2})));
+        assert_ne!(before, hash(&json!({"metrics": "extensive"})));
     }
 }

@@ -118,11 +118,6 @@ impl FullSnapshots {
         members: &[Arc<EtcdMember>],
         memory: &Memory,
     ) -> Result<(Target, Operation), StewardError> {
-        let locations = locations(etcd, members);
-        let Some(owner) = locations.first() else {
-            let none = Status::unavailable("the Etcd has no members that could take a snapshot");
-            return Err(call(&etcd.name_any(), none));
-        };
         let (uid, replaces, failures) = (etcd.uid().unwrap_or_default(), memory.replaces, memory.failures);
         let request = CreateSnapshotRequest {
             r#type: SnapshotType::Full.into(),
@@ -130,11 +125,28 @@ impl FullSnapshots {
             request_id: format!("compaction-{uid}-{replaces}-{failures}"),
             r#async: true,
         };
-        let target = owner.target.clone();
-        let answer = self.stewards.snapshots(&target)?.create_snapshot(request).await;
-        let response = answer.map_err(|status| call(&target.address, status))?;
-        let operation = carried(&target, response.into_inner().operation)?;
-        Ok((target, operation))
+        let none = Status::unavailable("the Etcd has no members that could take a snapshot");
+        let mut refused = call(&etcd.name_any(), none);
+        // The most likely owner of the backups comes first; what the members tell may be older than a change of leaders.
+        for location in locations(etcd, members) {
+            let target = location.target;
+            match self
+                .stewards
+                .snapshots(&target)?
+                .create_snapshot(request.clone())
+                .await
+            {
+                Ok(response) => {
+                    let operation = carried(&target, response.into_inner().operation)?;
+                    return Ok((target, operation));
+                }
+                Err(status) if matches!(status.code(), Code::FailedPrecondition | Code::Unavailable) => {
+                    refused = call(&target.address, status);
+                }
+                Err(status) => return Err(call(&target.address, status)),
+            }
+        }
+        Err(refused)
     }
 
     async fn look(&self, begun: &Begun) -> Result<Operation, StewardError> {

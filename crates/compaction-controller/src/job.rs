@@ -201,6 +201,9 @@ fn args(store: &StoreSpec) -> Result<Vec<String>, UnknownStoreProvider> {
         flag("store-endpoint", endpoint);
     }
     flag("temp-dir", TEMP);
+    if store.is_plain_http() {
+        args.push("--allow-http".to_owned());
+    }
     Ok(args)
 }
 
@@ -325,6 +328,7 @@ mod tests {
                 "--store-prefix=p",
                 "--store-endpoint=http://s3:9000",
                 "--temp-dir=/var/etcd/data/compaction",
+                "--allow-http",
             ]
         );
         let mounts = container.volume_mounts.unwrap();

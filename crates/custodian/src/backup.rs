@@ -24,6 +24,8 @@ use crate::member::{Assessed, later};
 const REPEATED: Duration = Duration::from_mins(12);
 /// A busy cluster stores a delta every few seconds; it is told in steps.
 const STEP: Duration = Duration::from_mins(1);
+/// Told until the first delta after a full snapshot.
+const NO_DELTA: &str = ", no delta since";
 
 /// How the backups stand.
 #[derive(Clone, Debug)]
@@ -129,7 +131,7 @@ pub fn assess(
             None,
         ),
     };
-    Some(settled(condition, until, &evidence, previous))
+    Some(settled(condition, until, &evidence, previous, now))
 }
 
 fn judge(
@@ -208,25 +210,30 @@ fn settled(
     until: Option<Timestamp>,
     evidence: &Evidence<'_>,
     previous: &EtcdStatus,
+    now: Timestamp,
 ) -> Backup {
     let before = find_condition(&previous.conditions, backup_ready::TYPE)
         .filter(|before| before.status == condition.status && before.reason == condition.reason);
     let told = previous.last_backup_time.clone();
-    let soon = told
-        .as_ref()
-        .zip(evidence.covered)
-        .is_some_and(|(told, covered)| covered < later(told.0, STEP));
-    let same_full = |before: &Condition| {
-        evidence
+    let next_step = told.as_ref().map_or(now, |told| later(told.0, STEP));
+    let same_chain = |before: &Condition| {
+        let named = evidence
             .full
-            .is_some_and(|(_, full)| before.message.contains(&full.name))
+            .is_some_and(|(_, full)| before.message.contains(&full.name));
+        named && before.message.contains(NO_DELTA) == evidence.delta.is_none()
     };
-    if let Some(before) = before.filter(|before| condition.is_true() && soon && same_full(before)) {
+    if let Some(before) = before.filter(|before| condition.is_true() && now < next_step && same_chain(before))
+    {
+        let untold = before.message != condition.message;
         condition.message.clone_from(&before.message);
         return Backup {
             condition,
             covered: told,
-            until,
+            until: if untold {
+                until.into_iter().chain([next_step]).min()
+            } else {
+                until
+            },
         };
     }
     Backup {
@@ -243,7 +250,7 @@ fn stored(evidence: &Evidence<'_>, plan: &Plan) -> String {
     };
     let delta = match evidence.delta {
         Some((time, delta)) => format!(", newest delta {} of {time:.0}", delta.name),
-        None if plan.period.is_some() => ", no delta since".to_owned(),
+        None if plan.period.is_some() => NO_DELTA.to_owned(),
         None => String::new(),
     };
     let next = plan

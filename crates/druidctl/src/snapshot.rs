@@ -26,7 +26,7 @@ pub struct Args {
     /// Mark a full snapshot as the last one before the cluster moves or goes away.
     #[arg(long = "final", conflicts_with = "delta")]
     pub is_final: bool,
-    /// Longest time that the snapshot may take, in seconds.
+    /// Longest time that the snapshot may take, in seconds: at least 10 for a delta, 120 for everything.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i32).range(10..))]
     pub timeout: Option<i32>,
     /// Wait for its end.

@@ -37,7 +37,7 @@ fn the_version_needs_no_cluster() {
             &["version", "-o", "json"],
             format!("{{\n  \"version\": \"{version}\"\n}}\n"),
         ),
-        (&["version", "-o", "yaml"], format!("version: {version}\n")),
+        (&["version", "-o", "yaml"], format!("version: \"{version}\"\n")),
     ] {
         druidctl().args(args).assert().success().stdout(want);
     }

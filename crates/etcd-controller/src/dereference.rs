@@ -70,6 +70,7 @@ fn secret_names(etcd: &Etcd) -> BTreeSet<String> {
         add(of(&tls.server_tls_secret_ref).as_ref());
         add(tls.client_tls_secret_ref.as_ref().and_then(of).as_ref());
     }
+    add(spec.etcd.auth_secret_ref.as_ref().and_then(of).as_ref());
     if let Some(tls) = &spec.etcd.peer_url_tls {
         add(tls.tls_ca_secret_ref.name.as_ref());
         add(of(&tls.server_tls_secret_ref).as_ref());

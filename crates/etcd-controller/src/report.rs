@@ -114,22 +114,17 @@ fn operation(
         type_,
         state,
         description,
-        run_id: String::new(),
-        last_update_time: None,
+        run_id: operator::reconcile::run_id(),
+        last_update_time: Some(now()),
     };
     match known {
         Some(known)
-            if LastOperation {
-                last_update_time: None,
-                ..known.clone()
-            } == new =>
+            if (&known.type_, &known.state, &known.description)
+                == (&new.type_, &new.state, &new.description) =>
         {
             known.clone()
         }
-        _ => LastOperation {
-            last_update_time: Some(now()),
-            ..new
-        },
+        _ => new,
     }
 }
 

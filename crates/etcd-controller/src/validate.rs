@@ -57,6 +57,12 @@ pub enum ValidateError {
     /// A port is out of range.
     #[error("{0}: not a port number")]
     Port(&'static str),
+    /// Starting a cluster of its own instead would split the data in two.
+    #[error(
+        "spec.etcd.bootstrapWithExistingCluster isn't supported by this version: remove it to create a new, empty \
+         cluster"
+    )]
+    ExistingCluster,
     /// No UID: the object wasn't read from an API server.
     #[error("the Etcd has no UID")]
     NoUid,
@@ -102,7 +108,8 @@ pub struct Cluster {
     pub ports: Ports,
     /// Certificates of etcd; empty without TLS.
     pub etcd_keys: Keys,
-    /// Certificates that a user brought for the steward, under `brought-…` keys.
+    /// What a user brought for the stewards: certificates under `brought-…` keys, etcd's user and password under those of
+    /// [`api::steward::auth`].
     pub steward_keys: Keys,
     /// How pods get at the store.
     pub store: Access,
@@ -150,6 +157,9 @@ impl Cluster {
 /// Checks an Etcd and what it refers to.
 pub fn validate(etcd: &Etcd, referenced: &Referenced, images: &Images) -> Result<Cluster, ValidateError> {
     let spec = &etcd.spec;
+    if spec.etcd.bootstrap_with_existing_cluster.is_some() {
+        return Err(ValidateError::ExistingCluster);
+    }
     let quantity = |field| move |source| ValidateError::Quantity { field, source };
     let images = Images {
         etcd: spec.etcd.image.clone().unwrap_or_else(|| images.etcd.clone()),
@@ -240,6 +250,19 @@ fn steward_keys(etcd: &Etcd, referenced: &Referenced) -> Result<Keys, ValidateEr
             server_tls_secret_ref,
             ("brought-tls.crt", "brought-tls.key"),
         )?;
+    }
+    if let Some(reference) = &etcd.spec.etcd.auth_secret_ref {
+        use api::steward::auth;
+        const FIELD: &str = "spec.etcd.authSecretRef";
+        let name = reference.name.as_deref().ok_or(ValidateError::NoName(FIELD))?;
+        keys.insert(
+            auth::USERNAME.to_owned(),
+            referenced.key(FIELD, name, "username")?,
+        );
+        keys.insert(
+            auth::PASSWORD.to_owned(),
+            referenced.key(FIELD, name, "password")?,
+        );
     }
     Ok(keys)
 }

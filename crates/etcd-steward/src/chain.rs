@@ -1,6 +1,7 @@
 //! From what a store lists to the chain that the storage engine reads: which snapshots there are, which of them can't be
 //! used, the way to a wanted state ([`route`]), and its objects, which are fetched when they are needed ([`fetch`]).
 
+mod check;
 mod damage;
 mod fetch;
 mod route;
@@ -19,6 +20,7 @@ use snapstore::{
 };
 use tokio::runtime::Handle;
 
+pub(crate) use self::check::{Verdict, check};
 use self::fetch::Fetch;
 pub use self::{
     damage::{Cause, Damage, Fault, Rescue, Revisions, is_damage, store_error},

@@ -9,6 +9,13 @@ use std::{
 use api::steward::{ClusterMember, FILE, StewardConfig, path, port};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use operator::config::{LogFormat, Telemetry};
+use tokio::sync::watch;
+
+/// How a mounted folder changes.
+const CHANGES: AddWatchFlags = AddWatchFlags::IN_CREATE
+    .union(AddWatchFlags::IN_CLOSE_WRITE)
+    .union(AddWatchFlags::IN_MOVED_TO)
+    .union(AddWatchFlags::IN_DELETE);
 
 /// Flags of `serve`.
 #[derive(Debug, Clone, clap::Args)]
@@ -28,7 +35,7 @@ pub struct Args {
     /// Scratch space for snapshots.
     #[arg(long, default_value = path::TEMP)]
     pub temp: PathBuf,
-    /// Socket for the launcher.
+    /// Socket for the launcher, in the folder that it shares with the steward.
     #[arg(long, default_value_t = format!("{}/steward.sock", path::RUN))]
     pub socket: String,
     /// Folder with etcd's certificates.
@@ -103,6 +110,11 @@ impl Args {
         }
     }
 
+    /// Where the launcher keeps its files.
+    pub fn run_folder(&self) -> &Path {
+        Path::new(&self.socket).parent().unwrap_or_else(|| Path::new("."))
+    }
+
     /// Reads the file, and finds this member in it.
     pub fn read(&self) -> Result<(StewardConfig, ClusterMember), ConfigError> {
         let path = self.config.join(FILE);
@@ -131,16 +143,29 @@ impl Args {
     }
 }
 
+/// Tells whenever something changes in one of the folders, for as long as the process lives. Folders that aren't there are left
+/// out.
+pub fn follow(folders: &[&Path]) -> nix::Result<watch::Receiver<()>> {
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
+    for folder in folders.iter().filter(|folder| folder.exists()) {
+        inotify.add_watch(*folder, CHANGES)?;
+    }
+    let (sender, receiver) = watch::channel(());
+    // A thread of its own: it blocks until the end of the process, which must not wait for it.
+    std::thread::spawn(
+        move || {
+            while inotify.read_events().is_ok() && sender.send(()).is_ok() {}
+        },
+    );
+    Ok(receiver)
+}
+
 /// Blocks until the steward's file says something else than it does now.
 pub fn changed(folder: &Path) -> nix::Result<()> {
     let file = folder.join(FILE);
     let before = fs::read(&file).ok();
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
-    let events = AddWatchFlags::IN_CREATE
-        | AddWatchFlags::IN_CLOSE_WRITE
-        | AddWatchFlags::IN_MOVED_TO
-        | AddWatchFlags::IN_DELETE;
-    inotify.add_watch(folder, events)?;
+    inotify.add_watch(folder, CHANGES)?;
     loop {
         // A mounted ConfigMap changes by a link that is swapped: for a moment there may be no file.
         let now = fs::read(&file).ok();

@@ -1,8 +1,11 @@
-//! Connections to etcd. Certificates are read anew for every connection, so that rotated ones are used.
+//! Connections to etcd. Certificates and passwords are read anew for every connection, so that rotated ones are used.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use api::steward::tls;
+use api::steward::{auth, tls};
 use etcd_client::{Client, ConnectOptions, TlsOptions};
 use tokio::{fs, net::TcpStream, time::timeout};
 use tonic::transport::{Certificate, Identity};
@@ -16,9 +19,9 @@ const DIAL_TIMEOUT: Duration = Duration::from_millis(500);
 /// Why etcd couldn't be asked, or what it answered.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
-    /// A certificate isn't there or can't be read.
+    /// A certificate or the password isn't there or can't be read.
     #[error("read {path}")]
-    Certificate {
+    Credentials {
         /// The file.
         path: PathBuf,
         /// Why.
@@ -56,21 +59,38 @@ impl EtcdError {
     }
 }
 
-/// Makes connections to the members of one cluster.
+/// Makes connections to the members of one cluster. Whether TLS is spoken is told by a URL's scheme.
 #[derive(Debug, Clone)]
 pub struct Connector {
-    /// Folder of the certificates, when clients need TLS.
-    pub tls: Option<PathBuf>,
+    /// Folder of the certificates.
+    pub tls: PathBuf,
+    /// Folder of the user name and the password, where etcd asks for one.
+    pub auth: Option<PathBuf>,
     /// Name in the server certificate for connections to the member beside us.
     pub local_name: String,
-    /// URL of the member beside us.
+    /// URL of the member beside us, once its etcd runs with the newest configuration.
     pub local_url: String,
+    /// The configuration that its etcd really runs with.
+    pub running: Option<PathBuf>,
 }
 
 impl Connector {
+    /// Without TLS, without a password.
+    #[cfg(test)]
+    pub(crate) fn plain(url: &str) -> Self {
+        Self {
+            tls: PathBuf::new(),
+            auth: None,
+            local_name: String::new(),
+            local_url: url.to_owned(),
+            running: None,
+        }
+    }
+
     /// Connects to the member beside us.
     pub async fn local(&self) -> Result<Client, EtcdError> {
-        self.connect(&[&self.local_url], Some(&self.local_name)).await
+        self.connect(&[&self.running_url().await], Some(&self.local_name))
+            .await
     }
 
     /// Connects to a member by the URLs that it advertises.
@@ -90,28 +110,85 @@ impl Connector {
         )
     }
 
+    /// TLS may just have been switched on or off, and etcd not restarted yet.
+    async fn running_url(&self) -> String {
+        let scheme = match &self.running {
+            Some(file) => running_scheme(file).await,
+            None => None,
+        };
+        match (scheme, self.local_url.split_once("://")) {
+            (Some(scheme), Some((_, rest))) => format!("{scheme}://{rest}"),
+            _ => self.local_url.clone(),
+        }
+    }
+
     async fn connect(&self, urls: &[&str], name: Option<&str>) -> Result<Client, EtcdError> {
         let mut options = options();
-        if let Some(folder) = &self.tls {
-            let read = |file: &'static str| async move {
-                let path = folder.join(file);
-                fs::read(&path)
-                    .await
-                    .map_err(|source| EtcdError::Certificate { path, source })
-            };
-            let mut tls = TlsOptions::new()
-                .ca_certificate(Certificate::from_pem(read(tls::CLIENT_CA).await?))
-                .identity(Identity::from_pem(
-                    read(tls::CLIENT_CERT).await?,
-                    read(tls::CLIENT_KEY).await?,
-                ));
-            if let Some(name) = name {
-                tls = tls.domain_name(name);
-            }
-            options = options.with_tls(tls);
+        if urls.iter().any(|url| url.starts_with("https://")) {
+            options = options.with_tls(self.tls_options(name).await?);
         }
-        connect(urls, options).await
+        let Some((user, password)) = self.credentials().await? else {
+            return connect(urls, options).await;
+        };
+        let known = options
+            .clone()
+            .with_user(user, password)
+            .with_auto_token_refresh(true);
+        match connect(urls, known).await {
+            // The password is there before authentication is switched on.
+            Err(error) if error.message().contains("authentication is not enabled") => {
+                connect(urls, options).await
+            }
+            connected => connected,
+        }
     }
+
+    async fn tls_options(&self, name: Option<&str>) -> Result<TlsOptions, EtcdError> {
+        let file = |file: &str| read(self.tls.join(file));
+        let identity = Identity::from_pem(file(tls::CLIENT_CERT).await?, file(tls::CLIENT_KEY).await?);
+        let options = TlsOptions::new()
+            .ca_certificate(Certificate::from_pem(file(tls::CLIENT_CA).await?))
+            .identity(identity);
+        Ok(match name {
+            Some(name) => options.domain_name(name),
+            None => options,
+        })
+    }
+
+    async fn credentials(&self) -> Result<Option<(String, String)>, EtcdError> {
+        let Some(folder) = &self.auth else {
+            return Ok(None);
+        };
+        let user = folder.join(auth::USERNAME);
+        if !user.exists() {
+            return Ok(None);
+        }
+        let text = |bytes: Vec<u8>| {
+            String::from_utf8_lossy(&bytes)
+                .trim_end_matches(['\r', '\n'])
+                .to_owned()
+        };
+        let password = read(folder.join(auth::PASSWORD)).await?;
+        Ok(Some((text(read(user).await?), text(password))))
+    }
+}
+
+async fn read(path: PathBuf) -> Result<Vec<u8>, EtcdError> {
+    fs::read(&path)
+        .await
+        .map_err(|source| EtcdError::Credentials { path, source })
+}
+
+/// By what a running etcd serves its clients; `None` when that can't be told.
+async fn running_scheme(config: &Path) -> Option<&'static str> {
+    let text = fs::read_to_string(config).await.ok()?;
+    let config: serde_json::Map<String, serde_json::Value> = serde_saphyr::from_str(&text).ok()?;
+    let urls = config.get("listen-client-urls")?.as_str()?;
+    Some(if urls.starts_with("https://") {
+        "https"
+    } else {
+        "http"
+    })
 }
 
 /// What all connections have in common.
@@ -154,4 +231,41 @@ pub fn host_port(url: &str) -> Option<String> {
 /// IDs as etcdctl prints them.
 pub fn hex_id(id: u64) -> String {
     format!("{id:x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// While TLS is being switched on, the new configuration says https, and etcd still speaks http.
+    #[tokio::test]
+    async fn the_running_etcd_tells_its_scheme() {
+        let dir = tempfile::tempdir().unwrap();
+        let running = dir.path().join("etcd.conf.yaml");
+        let connector = Connector {
+            running: Some(running.clone()),
+            ..Connector::plain("https://127.0.0.1:2379")
+        };
+        assert_eq!(connector.running_url().await, "https://127.0.0.1:2379");
+        std::fs::write(&running, "listen-client-urls: http://0.0.0.0:2379\n").unwrap();
+        assert_eq!(connector.running_url().await, "http://127.0.0.1:2379");
+        std::fs::write(&running, "listen-client-urls: https://0.0.0.0:2379\n").unwrap();
+        assert_eq!(connector.running_url().await, "https://127.0.0.1:2379");
+    }
+
+    #[tokio::test]
+    async fn credentials_come_from_files_without_their_line_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let connector = Connector {
+            auth: Some(dir.path().to_owned()),
+            ..Connector::plain("http://127.0.0.1:1")
+        };
+        assert_eq!(connector.credentials().await.unwrap(), None);
+        std::fs::write(dir.path().join(auth::USERNAME), "root").unwrap();
+        let missing = connector.credentials().await.unwrap_err();
+        assert!(missing.to_string().contains(auth::PASSWORD));
+        std::fs::write(dir.path().join(auth::PASSWORD), "a b\n").unwrap();
+        let known = Some(("root".to_owned(), "a b".to_owned()));
+        assert_eq!(connector.credentials().await.unwrap(), known);
+    }
 }

@@ -14,5 +14,6 @@ pub mod maintenance;
 pub mod member;
 pub mod metrics;
 pub mod restore;
+pub mod rollout;
 pub mod serve;
 pub mod server;

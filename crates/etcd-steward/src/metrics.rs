@@ -1,4 +1,7 @@
-//! The steward's metrics, under the names of etcd-backup-restore where it had them.
+//! The steward's metrics, under the names of etcd-backup-restore where it had them. Names and label values are API: they
+//! are listed in docs/reference/metrics.md.
+
+mod network;
 
 use std::time::Duration;
 
@@ -8,12 +11,16 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
 };
-use snapstore::Kind;
+use snapstore::{Kind, StoredSnapshot, retention::Collected};
 
-/// Seconds that a snapshot may take: from a small delta to a large full one.
-const SNAPSHOT_BUCKETS: [f64; 14] = [
+/// Seconds that the steward's works may take: from a small delta to a large full snapshot.
+const BUCKETS: [f64; 14] = [
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0, 1800.0, 3600.0,
 ];
+/// What etcd-backup-restore calls pieces of an upload.
+const CHUNK: &str = "Chunk";
+
+type Durations<L> = Family<L, Histogram, fn() -> Histogram>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfKind {
@@ -21,7 +28,7 @@ struct OfKind {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct KindOutcome {
     kind: &'static str,
     succeeded: &'static str,
 }
@@ -32,8 +39,31 @@ struct Failure {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Verdict {
+struct Outcome {
     succeeded: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RestoreOutcome {
+    restore: &'static str,
+    succeeded: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EndpointOutcome {
+    endpoint: String,
+    succeeded: &'static str,
+}
+
+/// A step of a member into or out of the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It is added as a learner.
+    AddLearner,
+    /// It is made a voter.
+    Promote,
+    /// Its lost predecessor is removed.
+    Remove,
 }
 
 /// What is measured.
@@ -42,17 +72,40 @@ pub struct Metrics {
     latest_revision: Family<OfKind, Gauge>,
     latest_timestamp: Family<OfKind, Gauge>,
     required: Family<OfKind, Gauge>,
-    duration: Family<Outcome, Histogram, fn() -> Histogram>,
-    failures: Family<Failure, Counter>,
-    validation: Family<Verdict, Histogram, fn() -> Histogram>,
+    snapshots: Durations<KindOutcome>,
+    // A gauge that only grows: etcd-backup-restore's name has no `_total`, which a counter would get.
+    failures: Family<Failure, Gauge>,
+    collected: Family<KindOutcome, Counter>,
+    locked: Gauge,
+    deltas: Gauge,
+    delta_revisions: Gauge,
+    verifications: Durations<KindOutcome>,
+    chain_whole: Gauge,
+    validations: Durations<Outcome>,
+    restorations: Durations<RestoreOutcome>,
+    defragmentations: Durations<EndpointOutcome>,
+    learners: Family<Outcome, Counter>,
+    added: Durations<Outcome>,
+    promoted: Durations<Outcome>,
+    removed: Durations<Outcome>,
     uncovered: Gauge,
+    covered: Gauge,
     owner: Gauge,
     cluster_size: Gauge,
     is_learner: Gauge,
+    behind: Gauge,
 }
 
 fn long() -> Histogram {
-    Histogram::new(SNAPSHOT_BUCKETS)
+    Histogram::new(BUCKETS)
+}
+
+fn succeeded(succeeded: bool) -> &'static str {
+    if succeeded { "true" } else { "false" }
+}
+
+fn signed(value: impl TryInto<i64>) -> i64 {
+    value.try_into().unwrap_or(i64::MAX)
 }
 
 impl Metrics {
@@ -62,83 +115,191 @@ impl Metrics {
             latest_revision: Family::default(),
             latest_timestamp: Family::default(),
             required: Family::default(),
-            duration: Family::new_with_constructor(long),
+            snapshots: Family::new_with_constructor(long),
             failures: Family::default(),
-            validation: Family::new_with_constructor(long),
+            collected: Family::default(),
+            locked: Gauge::default(),
+            deltas: Gauge::default(),
+            delta_revisions: Gauge::default(),
+            verifications: Family::new_with_constructor(long),
+            chain_whole: Gauge::default(),
+            validations: Family::new_with_constructor(long),
+            restorations: Family::new_with_constructor(long),
+            defragmentations: Family::new_with_constructor(long),
+            learners: Family::default(),
+            added: Family::new_with_constructor(long),
+            promoted: Family::new_with_constructor(long),
+            removed: Family::new_with_constructor(long),
             uncovered: Gauge::default(),
+            covered: Gauge::default(),
             owner: Gauge::default(),
             cluster_size: Gauge::default(),
             is_learner: Gauge::default(),
+            behind: Gauge::default(),
         };
+        metrics.register_backups(registry);
+        metrics.register_member(registry);
+        metrics
+    }
+
+    fn register_backups(&self, registry: &Registry) {
         registry.register(|r| {
-            let m = &metrics;
-            r.register(
+            let mut add = |name: &str, help: &str, gauge: &Gauge| r.register(name, help, gauge.clone());
+            add(
+                "etcdbr_retention_locked_objects",
+                "Old backups that the store still protects from deletion",
+                &self.locked,
+            );
+            add(
+                "etcdbr_snapstore_latest_deltas_total",
+                "Delta snapshots since the newest full one",
+                &self.deltas,
+            );
+            add(
+                "etcdbr_snapstore_latest_deltas_revisions_total",
+                "Revisions in the delta snapshots since the newest full one",
+                &self.delta_revisions,
+            );
+            add(
+                "etcdbr_backup_chain_verified",
+                "1 if the newest chain was read back and is whole, 0 if it is damaged or hasn't been read yet",
+                &self.chain_whole,
+            );
+            add(
+                "etcdbr_uncovered_revisions",
+                "Revisions of the cluster that no stored snapshot holds",
+                &self.uncovered,
+            );
+            add(
+                "etcdbr_backup_covered_timestamp_seconds",
+                "When backups last held everything, in seconds since 1970",
+                &self.covered,
+            );
+            add(
+                "etcdbr_backup_owner",
+                "1 while this steward owns the cluster's backups",
+                &self.owner,
+            );
+            let mut add = |name: &str, help: &str, family: &Family<OfKind, Gauge>| {
+                r.register(name, help, family.clone());
+            };
+            add(
                 "etcdbr_snapshot_latest_revision",
                 "Last revision in the newest stored snapshot",
-                m.latest_revision.clone(),
+                &self.latest_revision,
             );
-            r.register(
+            add(
                 "etcdbr_snapshot_latest_timestamp",
                 "When the newest stored snapshot was taken, in seconds since 1970",
-                m.latest_timestamp.clone(),
+                &self.latest_timestamp,
             );
-            r.register(
+            add(
                 "etcdbr_snapshot_required",
                 "1 while there are changes that no snapshot holds",
-                m.required.clone(),
+                &self.required,
             );
-            r.register(
+            let mut add = |name: &str, help: &str, family: &Durations<KindOutcome>| {
+                r.register(name, help, family.clone());
+            };
+            add(
                 "etcdbr_snapshot_duration_seconds",
-                "Time from the start of a snapshot until it is stored",
-                m.duration.clone(),
+                "Time from the start of a snapshot until it is stored or has failed",
+                &self.snapshots,
+            );
+            add(
+                "etcdbr_verification_duration_seconds",
+                "Time to read a stored snapshot back",
+                &self.verifications,
             );
             r.register(
                 "etcdbr_snapshotter_failure",
                 "Failures of backups by reason",
-                m.failures.clone(),
+                self.failures.clone(),
             );
             r.register(
-                "etcdbr_validation_duration_seconds",
-                "Duration of checks of the data directory",
-                m.validation.clone(),
-            );
-            r.register(
-                "etcdbr_uncovered_revisions",
-                "Revisions of the cluster that no stored snapshot holds",
-                m.uncovered.clone(),
-            );
-            r.register(
-                "etcdbr_backup_owner",
-                "1 while this steward owns the cluster's backups",
-                m.owner.clone(),
-            );
-            r.register(
-                "etcdbr_cluster_size",
-                "Number of wanted members",
-                m.cluster_size.clone(),
-            );
-            r.register(
-                "etcdbr_is_learner",
-                "1 while the member is a learner",
-                m.is_learner.clone(),
+                "etcdbr_snapshot_gc",
+                "Old backups that were deleted, or should have been",
+                self.collected.clone(),
             );
         });
-        metrics
+    }
+
+    fn register_member(&self, registry: &Registry) {
+        registry.register(|r| {
+            let mut add = |name: &str, help: &str, gauge: &Gauge| r.register(name, help, gauge.clone());
+            add(
+                "etcdbr_cluster_size",
+                "Number of wanted members",
+                &self.cluster_size,
+            );
+            add(
+                "etcdbr_is_learner",
+                "1 while the member is a learner",
+                &self.is_learner,
+            );
+            add(
+                "etcdbr_member_behind",
+                "Raft entries that the member has to apply until it is where the others are",
+                &self.behind,
+            );
+            let mut add = |name: &str, help: &str, family: &Durations<Outcome>| {
+                r.register(name, help, family.clone());
+            };
+            add(
+                "etcdbr_validation_duration_seconds",
+                "Duration of checks of the data directory",
+                &self.validations,
+            );
+            add(
+                "etcdbr_add_learner_duration_seconds",
+                "Duration of calls that add this member as a learner",
+                &self.added,
+            );
+            add(
+                "etcdbr_member_promote_duration_seconds",
+                "Duration of calls that make this member a voter",
+                &self.promoted,
+            );
+            add(
+                "etcdbr_member_remove_duration_seconds",
+                "Duration of calls that remove this member's lost predecessor",
+                &self.removed,
+            );
+            r.register(
+                "etcdbr_is_learner_count",
+                "How often this member was added as a learner",
+                self.learners.clone(),
+            );
+            r.register(
+                "etcdbr_restoration_duration_seconds",
+                "Duration of restorations of the data directory from the backups",
+                self.restorations.clone(),
+            );
+            r.register(
+                "etcdbr_defragmentation_duration_seconds",
+                "Duration of defragmentations by the client URL of the member",
+                self.defragmentations.clone(),
+            );
+            r.register_collector(Box::new(network::Traffic));
+        });
     }
 
     /// A snapshot was stored.
-    pub fn snapshot_stored(&self, kind: Kind, revision: i64, created_on: Timestamp, took: Duration) {
+    pub fn snapshot_stored(&self, kind: Kind, revision: i64, created_on: Timestamp) {
         let label = OfKind { kind: kind.as_str() };
         self.latest_revision.get_or_create(&label).set(revision);
         self.latest_timestamp
             .get_or_create(&label)
             .set(created_on.as_second());
-        self.duration
-            .get_or_create(&Outcome {
-                kind: kind.as_str(),
-                succeeded: "true",
-            })
-            .observe(took.as_secs_f64());
+    }
+
+    /// A snapshot has ended, one way or the other.
+    pub fn snapshot_ended(&self, kind: Kind, stored: bool, took: Duration) {
+        let label = KindOutcome {
+            kind: kind.as_str(),
+            succeeded: succeeded(stored),
+        };
+        self.snapshots.get_or_create(&label).observe(took.as_secs_f64());
     }
 
     /// Backups failed.
@@ -146,17 +307,100 @@ impl Metrics {
         self.failures.get_or_create(&Failure { error: reason }).inc();
     }
 
-    /// The data directory was checked.
-    pub fn validated(&self, valid: bool, took: Duration) {
-        let succeeded = if valid { "true" } else { "false" };
-        self.validation
-            .get_or_create(&Verdict { succeeded })
+    /// The deltas since the newest full snapshot.
+    pub fn deltas(&self, deltas: &[StoredSnapshot]) {
+        let revisions = |stored: &StoredSnapshot| stored.name.last_revision - stored.name.start_revision + 1;
+        self.deltas.set(signed(deltas.len()));
+        self.delta_revisions.set(deltas.iter().map(revisions).sum());
+    }
+
+    /// Old backups were let go.
+    pub fn collected(&self, collected: &Collected) {
+        let add = |kind: &'static str, done: bool, count: u64| {
+            let label = KindOutcome {
+                kind,
+                succeeded: succeeded(done),
+            };
+            self.collected.get_or_create(&label).inc_by(count);
+        };
+        add(Kind::Full.as_str(), true, collected.fulls);
+        add(Kind::Delta.as_str(), true, collected.deltas);
+        add(CHUNK, true, collected.chunks);
+        for failed in &collected.failed {
+            let kind = failed.name.as_ref().map_or(CHUNK, |name| name.kind.as_str());
+            add(kind, false, 1);
+        }
+        self.locked.set(signed(collected.locked));
+    }
+
+    /// A stored snapshot was read back.
+    pub fn verified(&self, kind: Kind, sound: bool, took: Duration) {
+        let label = KindOutcome {
+            kind: kind.as_str(),
+            succeeded: succeeded(sound),
+        };
+        self.verifications
+            .get_or_create(&label)
             .observe(took.as_secs_f64());
     }
 
-    /// How many revisions no snapshot holds.
-    pub fn uncovered(&self, revisions: i64) {
+    /// Whether the newest chain is known to be whole.
+    pub fn set_chain_whole(&self, whole: bool) {
+        self.chain_whole.set(i64::from(whole));
+    }
+
+    /// The data directory was checked.
+    pub fn validated(&self, valid: bool, took: Duration) {
+        let label = Outcome {
+            succeeded: succeeded(valid),
+        };
+        self.validations.get_or_create(&label).observe(took.as_secs_f64());
+    }
+
+    /// The data directory was filled from the backups, or wasn't.
+    pub fn restored(&self, restored: bool, took: Duration) {
+        let label = RestoreOutcome {
+            restore: "single_node",
+            succeeded: succeeded(restored),
+        };
+        self.restorations
+            .get_or_create(&label)
+            .observe(took.as_secs_f64());
+    }
+
+    /// A member was defragmented, or wasn't.
+    pub fn defragmented(&self, endpoint: &str, done: bool, took: Duration) {
+        let label = EndpointOutcome {
+            endpoint: endpoint.to_owned(),
+            succeeded: succeeded(done),
+        };
+        self.defragmentations
+            .get_or_create(&label)
+            .observe(took.as_secs_f64());
+    }
+
+    /// The cluster was asked to change this member's place in it.
+    pub fn stepped(&self, step: Step, done: bool, took: Duration) {
+        let label = Outcome {
+            succeeded: succeeded(done),
+        };
+        let durations = match step {
+            Step::AddLearner => {
+                self.learners.get_or_create(&label).inc();
+                &self.added
+            }
+            Step::Promote => &self.promoted,
+            Step::Remove => &self.removed,
+        };
+        durations.get_or_create(&label).observe(took.as_secs_f64());
+    }
+
+    /// How many revisions no snapshot holds, and when that was none.
+    pub fn uncovered(&self, revisions: i64, covered_until: Option<Timestamp>) {
         self.uncovered.set(revisions);
+        if let Some(covered_until) = covered_until {
+            self.covered.set(covered_until.as_second());
+        }
         for kind in [Kind::Full, Kind::Delta] {
             self.required
                 .get_or_create(&OfKind { kind: kind.as_str() })
@@ -171,11 +415,74 @@ impl Metrics {
 
     /// The number of wanted members.
     pub fn set_cluster_size(&self, members: usize) {
-        self.cluster_size.set(i64::try_from(members).unwrap_or(i64::MAX));
+        self.cluster_size.set(signed(members));
     }
 
     /// Whether the member is a learner.
     pub fn set_learner(&self, learner: bool) {
         self.is_learner.set(i64::from(learner));
+    }
+
+    /// How far the member is behind the others.
+    pub fn set_behind(&self, entries: u64) {
+        self.behind.set(signed(entries));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Dashboards and alerts of etcd-backup-restore's users ask for these names and labels.
+    #[test]
+    fn the_names_of_etcd_backup_restore_are_kept() {
+        let registry = Registry::default();
+        let metrics = Metrics::new(&registry);
+        let second = Duration::from_secs(1);
+        metrics.snapshot_stored(Kind::Full, 7, Timestamp::UNIX_EPOCH);
+        metrics.snapshot_ended(Kind::Delta, false, second);
+        metrics.snapshot_failed("Timeout");
+        metrics.collected(&Collected {
+            fulls: 2,
+            ..Collected::default()
+        });
+        metrics.validated(true, second);
+        metrics.restored(true, second);
+        metrics.defragmented("http://a:1", true, second);
+        metrics.uncovered(1, None);
+        for step in [Step::AddLearner, Step::Promote, Step::Remove] {
+            metrics.stepped(step, true, second);
+        }
+        let text = registry.encode().unwrap();
+        for line in [
+            "etcdbr_snapshot_gc_total{kind=\"Full\",succeeded=\"true\"} 2",
+            "etcdbr_snapshot_latest_revision{kind=\"Full\"} 7",
+            "etcdbr_snapshot_latest_timestamp{kind=\"Full\"} 0",
+            "etcdbr_snapshot_required{kind=\"Incr\"} 1",
+            "etcdbr_snapshot_duration_seconds_count{kind=\"Incr\",succeeded=\"false\"} 1",
+            "etcdbr_validation_duration_seconds_count{succeeded=\"true\"} 1",
+            "etcdbr_restoration_duration_seconds_count{restore=\"single_node\",succeeded=\"true\"} 1",
+            "etcdbr_defragmentation_duration_seconds_count{endpoint=\"http://a:1\",succeeded=\"true\"} 1",
+            "etcdbr_snapstore_latest_deltas_total 0",
+            "etcdbr_snapstore_latest_deltas_revisions_total 0",
+            "etcdbr_snapshotter_failure{error=\"Timeout\"} 1",
+            "etcdbr_cluster_size 0",
+            "etcdbr_is_learner 0",
+            "etcdbr_is_learner_count_total{succeeded=\"true\"} 1",
+            "etcdbr_add_learner_duration_seconds_count{succeeded=\"true\"} 1",
+            "etcdbr_member_remove_duration_seconds_count{succeeded=\"true\"} 1",
+            "etcdbr_member_promote_duration_seconds_count{succeeded=\"true\"} 1",
+        ] {
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is missing in\n{text}"
+            );
+        }
+        for name in [
+            "etcdbr_network_transmitted_bytes ",
+            "etcdbr_network_received_bytes ",
+        ] {
+            assert!(text.contains(name), "{name} is missing");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Fills the data directory from the backups: beside the old one, which is moved aside when the new one is complete.
 
-use std::{ops::ControlFlow, path::Path};
+use std::{ops::ControlFlow, path::Path, time::Instant};
 
 use api::v1alpha1::{
     MemberState, MemberSubState, Restoration, RestorationStatus, RestorationType, transition_reason as reason,
@@ -86,7 +86,9 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
         "reads the backups",
         None,
     );
+    let started = Instant::now();
     let restored = fill(scene).await;
+    scene.metrics.restored(restored.is_ok(), started.elapsed());
     match &restored {
         Ok(restored) => {
             let message = format!("restored to revision {} from the backups", restored.revision);
@@ -102,7 +104,11 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
                 kubernetes.tell("Restore", "Restored", &message).await;
             }
         }
-        Err(error) => note(scene, &begun, RestorationStatus::Failed, &causes(error), None),
+        Err(error) => {
+            let message = causes(error);
+            note(scene, &begun, RestorationStatus::Failed, &message, None);
+            scene.status.setback(reason::RESTORATION_FAILED, &message);
+        }
     }
     restored.map(|_| ())
 }

@@ -1,11 +1,18 @@
 //! `serve`: puts the parts of the steward together and runs them until it is told to stop.
 
-use std::{os::unix::fs::PermissionsExt as _, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    panic::AssertUnwindSafe,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use api::{
+    duration::GoDuration,
+    schedule::Schedule,
     steward::{ClusterMember, StewardConfig, etcd_file},
-    v1alpha1::EtcdMemberStatus,
+    v1alpha1::{EtcdConfig, EtcdMemberStatus},
 };
 use futures::FutureExt as _;
 use operator::{
@@ -27,11 +34,13 @@ use tracing::{error, info, warn};
 
 use crate::{
     backup::{Backups, Owner, Settings},
-    bootstrap::{Bootstrap, evidence::Scene, session::Sessions},
+    bootstrap::{Bootstrap, config as etcd_config, evidence::Scene, session::Sessions},
     config::{self, Args},
     etcd::{Connector, host_port},
-    member::{Status, kubernetes::Kubernetes, monitor::Monitor, promotion},
+    maintenance::{Caretaker, Maintenance},
+    member::{Status, kubernetes::Kubernetes, monitor::Monitor, promotion::Promotion},
     metrics::Metrics,
+    rollout::Rollout,
     server::{self, Api, Security, operations::Operations, tls::Certificates},
 };
 
@@ -49,43 +58,80 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         member = member.name,
         "starting"
     );
-    let shutdown = stop_on_signal_or_change(&args)?;
-    let tasks = TaskTracker::new();
-    Steward {
+    let parts = Parts {
+        shutdown: stop_on_signal_or_change(&args)?,
+        ..Parts::default()
+    };
+    let steward = Steward {
         args,
         config,
         member,
-        shutdown: shutdown.clone(),
-        tasks: tasks.clone(),
+        parts: parts.clone(),
+    };
+    steward.start().await?;
+    parts.ended().await
+}
+
+/// What runs, until one of the parts fails or all are told to stop.
+#[derive(Debug, Clone, Default)]
+struct Parts {
+    shutdown: CancellationToken,
+    tasks: TaskTracker,
+    failure: Arc<OnceLock<anyhow::Error>>,
+}
+
+impl Parts {
+    /// Runs a part of the steward. One that fails or panics takes all down: half a steward would be trusted like a whole
+    /// one.
+    fn run(&self, name: &'static str, work: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
+        let parts = self.clone();
+        self.tasks.spawn(async move {
+            let ended = AssertUnwindSafe(work).catch_unwind().await;
+            let failure = match ended {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error.context(name),
+                Err(_) => anyhow!("{name}: a panic, see above"),
+            };
+            error!("a part of the steward failed, stopping: {failure:#}");
+            let _ = parts.failure.set(failure);
+            parts.shutdown.cancel();
+        });
     }
-    .start()
-    .await?;
-    shutdown.cancelled().await;
-    tasks.close();
-    if tokio::time::timeout(DRAIN, tasks.wait()).await.is_err() {
-        warn!("some parts didn't end within {DRAIN:?}");
+
+    /// Waits for the end, and for the parts to end in order. An error if one of them was the cause.
+    async fn ended(self) -> anyhow::Result<()> {
+        self.shutdown.cancelled().await;
+        self.tasks.close();
+        if tokio::time::timeout(DRAIN, self.tasks.wait()).await.is_err() {
+            warn!("some parts didn't end within {DRAIN:?}");
+        }
+        match self.failure.get() {
+            Some(failure) => bail!("{failure:#}"),
+            None => Ok(()),
+        }
     }
-    Ok(())
+}
+
+/// What most parts work with.
+#[derive(Clone)]
+struct Shared {
+    connector: Connector,
+    status: Status,
+    kubernetes: Option<Kubernetes>,
+    metrics: Metrics,
 }
 
 struct Steward {
     args: Args,
     config: StewardConfig,
     member: ClusterMember,
-    shutdown: CancellationToken,
-    tasks: TaskTracker,
+    parts: Parts,
 }
 
 impl Steward {
-    /// Runs a part of the steward. One that panics takes all down: half a steward would be trusted like a whole one.
-    fn part(&self, work: impl Future<Output = ()> + Send + 'static) {
-        let shutdown = self.shutdown.clone();
-        self.tasks.spawn(async move {
-            if AssertUnwindSafe(work).catch_unwind().await.is_err() {
-                error!("a part of the steward panicked: stopping, to be started anew");
-                shutdown.cancel();
-            }
-        });
+    /// Runs a part that ends only when it is told to.
+    fn part(&self, name: &'static str, work: impl Future<Output = ()> + Send + 'static) {
+        self.parts.run(name, work.map(Ok));
     }
 
     async fn start(self) -> anyhow::Result<()> {
@@ -96,16 +142,52 @@ impl Steward {
             bind_address: self.args.listen_health.ip().to_string(),
             port: self.args.listen_health.port(),
         };
-        health::serve(&address, Readiness::default(), registry, self.shutdown.clone()).await?;
+        health::serve(
+            &address,
+            Readiness::default(),
+            registry,
+            self.parts.shutdown.clone(),
+        )
+        .await?;
 
         let (kubernetes, known) = self.kubernetes().await?;
+        let shared = Shared {
+            connector: self.connector()?,
+            status: self.status(known),
+            kubernetes,
+            metrics,
+        };
+        let store = self.store()?;
+        let sessions = self.look_after_member(&shared, store.clone())?;
+        let api = self.look_after_cluster(shared, store)?;
+        self.serve_launcher(sessions)?;
+        self.serve_api(api);
+        Ok(())
+    }
+
+    /// Goes on from what was told before; what only holds for a running process has to show anew.
+    fn status(&self, known: EtcdMemberStatus) -> Status {
         let status = Status::new(known);
         status.update(|status| {
             status.member_name = Some(self.member.name.clone());
             status.role = None;
+            status.backup_owner = status.backup_owner.map(|_| false);
         });
-        let connector = self.connector()?;
-        let store = self.store()?;
+        status
+    }
+
+    /// Starts what has to do with the member beside us.
+    fn look_after_member(
+        &self,
+        shared: &Shared,
+        store: Option<Arc<dyn SnapStore>>,
+    ) -> anyhow::Result<Sessions> {
+        let Shared {
+            connector,
+            status,
+            kubernetes,
+            metrics,
+        } = shared.clone();
         let sessions = Sessions::new(Bootstrap {
             scene: Scene {
                 cluster: Arc::new(self.config.cluster.clone()),
@@ -115,7 +197,7 @@ impl Steward {
                 temp: self.args.temp.clone(),
                 connector: connector.clone(),
                 kubernetes: kubernetes.clone(),
-                store: store.clone(),
+                store,
                 status: status.clone(),
                 metrics: metrics.clone(),
             },
@@ -124,29 +206,67 @@ impl Steward {
         let monitor = Monitor::new(
             connector.clone(),
             status.clone(),
-            self.config.cluster.peer_tls,
+            (&self.config.cluster, &self.member),
             metrics.clone(),
             sessions.running(),
         );
         if let Some(kubernetes) = &kubernetes {
             self.publish(kubernetes, &status, &monitor)?;
         }
-        self.part(monitor.run(self.shutdown.clone()));
-        self.part(promotion::run(
-            status.clone(),
-            connector.clone(),
-            self.config.cluster.clone(),
-            self.member.name.clone(),
-            kubernetes.clone(),
-            self.shutdown.clone(),
-        ));
+        self.part("monitor", monitor.run(self.parts.shutdown.clone()));
+        let promotion = Promotion {
+            status,
+            connector,
+            cluster: self.config.cluster.clone(),
+            own: self.member.name.clone(),
+            kubernetes,
+            metrics,
+        };
+        self.part("promotion", promotion.run(self.parts.shutdown.clone()));
+        self.roll_out(&sessions, shared)?;
+        Ok(sessions)
+    }
+
+    fn roll_out(&self, sessions: &Sessions, shared: &Shared) -> anyhow::Result<()> {
+        let rollout = Rollout {
+            sessions: sessions.clone(),
+            connector: shared.connector.clone(),
+            cluster: self.config.cluster.clone(),
+            own: self.member.name.clone(),
+            config: self.args.config.clone(),
+            kubernetes: shared.kubernetes.clone(),
+            status: shared.status.clone(),
+        };
+        let changes = config::follow(&[&self.args.config, &self.args.etcd_tls])?;
+        self.part("rollout", rollout.run(changes, self.parts.shutdown.clone()));
+        Ok(())
+    }
+
+    /// Starts what is done for the whole cluster while its leader is beside us.
+    fn look_after_cluster(&self, shared: Shared, store: Option<Arc<dyn SnapStore>>) -> anyhow::Result<Api> {
         let backups = match store {
-            Some(store) => Some(self.own_backups(store, &connector, &status, kubernetes, metrics)?),
+            Some(store) => Some(self.own_backups(store, &shared)?),
             None => None,
         };
-        self.serve_launcher(sessions)?;
-        self.serve_api(connector, backups);
-        Ok(())
+        let operations = Operations::default();
+        let maintenance = self.maintenance(&shared)?;
+        let caretaker = Caretaker {
+            maintenance: maintenance.clone(),
+            schedule: self.defragmentation_schedule()?,
+            operations: operations.clone(),
+            status: shared.status,
+            backups: backups.clone(),
+            kubernetes: shared.kubernetes,
+        };
+        self.part("caretaker", caretaker.run(self.parts.shutdown.clone()));
+        Ok(Api {
+            cluster: Arc::new(self.config.cluster.clone()),
+            member: self.member.name.clone(),
+            connector: shared.connector,
+            backups,
+            maintenance,
+            operations,
+        })
     }
 
     /// The Kubernetes API, and what was published there before.
@@ -174,7 +294,7 @@ impl Steward {
             }
             tokio::select! {
                 () = sleep(RETRY) => {}
-                () = self.shutdown.cancelled() => bail!("told to stop before the Kubernetes API answered"),
+                () = self.parts.shutdown.cancelled() => bail!("told to stop before the Kubernetes API answered"),
             }
         }
     }
@@ -190,9 +310,11 @@ impl Steward {
         let port = port.with_context(|| format!("no port in client URL {url}"))?;
         let scheme = if cluster.client_tls { "https" } else { "http" };
         Ok(Connector {
-            tls: cluster.client_tls.then(|| self.args.etcd_tls.clone()),
+            tls: self.args.etcd_tls.clone(),
+            auth: Some(self.args.steward_tls.clone()),
             local_name: api::names::local_host(&cluster.name),
             local_url: format!("{scheme}://127.0.0.1:{port}"),
+            running: Some(self.args.run_folder().join(etcd_config::RUNNING)),
         })
     }
 
@@ -200,17 +322,13 @@ impl Steward {
         let Some(spec) = &self.config.backup.store else {
             return Ok(None);
         };
-        let Some(provider) = spec.provider.as_deref().filter(|provider| !provider.is_empty()) else {
+        let Some(provider) = spec.provider()? else {
             return Ok(None);
         };
-        let container = spec.container.clone().unwrap_or_default();
-        let mut config = StoreConfig::new(provider.parse()?, container, spec.prefix.clone());
+        let container = spec.container().unwrap_or_default();
+        let mut config = StoreConfig::new(provider.as_str().parse()?, container, spec.prefix.clone());
         config.endpoint.clone_from(&spec.endpoint_override);
-        // Whoever writes http:// into the Etcd has said so.
-        config.allow_http = spec
-            .endpoint_override
-            .as_deref()
-            .is_some_and(|url| url.starts_with("http://"));
+        config.allow_http = spec.is_plain_http();
         if config.allow_http {
             warn!(
                 endpoint = config.endpoint,
@@ -226,8 +344,8 @@ impl Steward {
             None => Duration::from_secs(10),
         };
         let (kubernetes, status, alive) = (kubernetes.clone(), status.clone(), monitor.alive());
-        let shutdown = self.shutdown.clone();
-        self.part(async move {
+        let shutdown = self.parts.shutdown.clone();
+        self.part("publisher", async move {
             tokio::select! {
                 () = kubernetes.heartbeat(every, alive, status.clone()) => {}
                 () = kubernetes.publish(status, shutdown.clone()) => {}
@@ -237,24 +355,18 @@ impl Steward {
         Ok(())
     }
 
-    fn own_backups(
-        &self,
-        store: Arc<dyn SnapStore>,
-        connector: &Connector,
-        status: &Status,
-        kubernetes: Option<Kubernetes>,
-        metrics: Metrics,
-    ) -> anyhow::Result<Backups> {
+    fn own_backups(&self, store: Arc<dyn SnapStore>, shared: &Shared) -> anyhow::Result<Backups> {
         let settings = Settings::new(&self.config.backup, self.args.temp.clone())?;
+        let shared = shared.clone();
         let (owner, backups) = Owner::new(
             store,
             settings,
-            connector.clone(),
-            status.clone(),
-            kubernetes,
-            metrics,
+            shared.connector,
+            shared.status,
+            shared.kubernetes,
+            shared.metrics,
         );
-        self.part(owner.run(self.shutdown.clone()));
+        self.part("backups", owner.run(self.parts.shutdown.clone()));
         Ok(backups)
     }
 
@@ -267,8 +379,8 @@ impl Steward {
         let listener = UnixListener::bind(&self.args.socket)
             .with_context(|| format!("listen on {} for the launcher", self.args.socket))?;
         std::fs::set_permissions(&self.args.socket, std::fs::Permissions::from_mode(0o600))?;
-        let shutdown = self.shutdown.clone();
-        self.part(async move {
+        let shutdown = self.parts.shutdown.clone();
+        self.parts.run("service for the launcher", async move {
             let served = tonic::transport::Server::builder()
                 .add_service(BootstrapServiceServer::new(sessions))
                 .serve_with_incoming_shutdown(
@@ -276,18 +388,35 @@ impl Steward {
                     shutdown.clone().cancelled_owned(),
                 );
             tokio::select! {
-                result = served => if let Err(error) = result {
-                    error!(error = chain(&error), "serving the launcher failed");
-                    shutdown.cancel();
-                },
+                result = served => Ok(result?),
                 // The launcher holds its session open for ever: it must not hold up the end.
-                () = async { shutdown.cancelled().await; sleep(Duration::from_millis(100)).await } => {}
+                () = async { shutdown.cancelled().await; sleep(Duration::from_millis(100)).await } => Ok(()),
             }
         });
         Ok(())
     }
 
-    fn serve_api(&self, connector: Connector, backups: Option<Backups>) {
+    fn maintenance(&self, shared: &Shared) -> anyhow::Result<Maintenance> {
+        let deadline = self.config.defragmentation_timeout.as_ref();
+        let deadline = deadline.map(GoDuration::parse).transpose();
+        Ok(Maintenance::new(
+            shared.connector.clone(),
+            deadline.context("spec.etcd.etcdDefragTimeout")?,
+            self.args.run_folder().join(etcd_config::RUNNING),
+            shared.metrics.clone(),
+        ))
+    }
+
+    fn defragmentation_schedule(&self) -> anyhow::Result<Schedule> {
+        let etcd = EtcdConfig {
+            defragmentation_schedule: self.config.defragmentation_schedule.clone(),
+            ..EtcdConfig::default()
+        };
+        etcd.defragmentation_schedule()
+            .context("spec.etcd.defragmentationSchedule")
+    }
+
+    fn serve_api(&self, api: Api) {
         let cluster = &self.config.cluster;
         let port = u16::try_from(self.config.backup.port()).unwrap_or_default();
         let address = self.args.listen.unwrap_or_else(|| ([0, 0, 0, 0], port).into());
@@ -301,19 +430,11 @@ impl Steward {
                 &cluster.name,
             )))
         };
-        let api = Api {
-            cluster: Arc::new(cluster.clone()),
-            member: self.member.name.clone(),
-            connector,
-            backups,
-            operations: Operations::default(),
-        };
-        let shutdown = self.shutdown.clone();
-        self.part(async move {
-            if let Err(error) = server::serve(address, api, security, shutdown.clone()).await {
-                error!("serving the API failed: {error:#}");
-                shutdown.cancel();
-            }
+        let shutdown = self.parts.shutdown.clone();
+        self.parts.run("API", async move {
+            server::serve(address, api, security, shutdown)
+                .await
+                .with_context(|| format!("serve on {address}"))
         });
     }
 }
@@ -344,4 +465,34 @@ fn stop_on_signal_or_change(args: &Args) -> anyhow::Result<CancellationToken> {
         }
     });
     Ok(token)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever runs the steward must see that it failed, not that it was done.
+    #[tokio::test(start_paused = true)]
+    async fn the_failure_of_a_part_is_that_of_all() {
+        let failing = Parts::default();
+        let bystander = failing.shutdown.clone();
+        failing.run("bystander", async move {
+            bystander.cancelled().await;
+            Ok(())
+        });
+        failing.run("API", async { bail!("address in use") });
+        assert_eq!(
+            failing.ended().await.unwrap_err().to_string(),
+            "API: address in use"
+        );
+
+        let panicking = Parts::default();
+        panicking.run("monitor", async { panic!("bug") });
+        assert!(panicking.ended().await.is_err());
+
+        let told = Parts::default();
+        told.run("API", async { Ok(()) });
+        told.shutdown.cancel();
+        assert!(told.ended().await.is_ok());
+    }
 }

@@ -43,37 +43,40 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
 {
-    let (reader, writer) = reflector::store();
-    let stream = watcher(api, config)
-        .default_backoff()
-        .modify(|object| object.managed_fields_mut().clear())
-        .reflect(writer)
-        .inspect(announce(readiness))
-        .touched_objects();
-    (reader, stream)
+    let (reader, events) = reflect(api, config, readiness);
+    (reader, events.touched_objects())
 }
 
-/// Holds readiness back until a kind is listed completely for the first time, which the returned function notices. It logs
-/// failures too.
-///
-/// Waiting for the store instead would lose a wake-up: it wakes only one of those who wait, and the controller that is
-/// fed from it waits too.
-fn announce<K>(
+/// The events of a watch, each kept in the store. Failures are logged, and readiness is held back until the first complete
+/// listing: waiting for the store instead would lose a wake-up, for it wakes only one of those who wait, and the controller
+/// that is fed from it waits too.
+fn reflect<K>(
+    api: Api<K>,
+    config: watcher::Config,
     readiness: &Readiness,
-) -> impl FnMut(&Result<watcher::Event<K>, watcher::Error>) + Send + 'static
+) -> (
+    Store<K>,
+    impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send + 'static,
+)
 where
-    K: Resource,
-    K::DynamicType: Default,
+    K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+    K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
 {
     let kind = K::kind(&K::DynamicType::default()).into_owned();
     let waiting = format!("first listing of {kind}");
     readiness.wait_for(&waiting);
     let readiness = readiness.clone();
-    move |event| match event {
-        Ok(watcher::Event::InitDone) => readiness.done(&waiting),
-        Ok(_) => {}
-        Err(error) => warn!(kind, %error, "watch failed, retrying"),
-    }
+    let (reader, writer) = reflector::store();
+    let events = watcher(api, config)
+        .default_backoff()
+        .modify(|object| object.managed_fields_mut().clear())
+        .reflect(writer)
+        .inspect(move |event| match event {
+            Ok(watcher::Event::InitDone) => readiness.done(&waiting),
+            Ok(_) => {}
+            Err(error) => warn!(kind, %error, "watch failed, retrying"),
+        });
+    (reader, events)
 }
 
 /// As [`watch`], but the stream tells only what was deleted: for objects whose other changes are somebody else's.
@@ -89,20 +92,15 @@ where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
 {
-    let (reader, writer) = reflector::store();
-    let stream = watcher(api, config)
-        .default_backoff()
-        .modify(|object| object.managed_fields_mut().clear())
-        .reflect(writer)
-        .inspect(announce(readiness))
-        .filter_map(|event| {
-            std::future::ready(match event {
-                Ok(watcher::Event::Delete(object)) => Some(Ok(object)),
-                Ok(_) => None,
-                Err(error) => Some(Err(error)),
-            })
-        });
-    (reader, stream)
+    let (reader, events) = reflect(api, config, readiness);
+    let deleted = events.filter_map(|event| {
+        std::future::ready(match event {
+            Ok(watcher::Event::Delete(object)) => Some(Ok(object)),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        })
+    });
+    (reader, deleted)
 }
 
 /// Polls a watch whose changes trigger nothing, so that its cache stays up to date.

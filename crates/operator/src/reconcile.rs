@@ -30,6 +30,15 @@ use crate::runtime::Context;
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_mins(5);
 
+tokio::task_local! {
+    static RUN: String;
+}
+
+/// Names the run of a reconcile in logs, traces and `status.lastOperation`; empty outside of one.
+pub fn run_id() -> String {
+    RUN.try_with(Clone::clone).unwrap_or_default()
+}
+
 /// An error that knows what it is called in conditions and metrics, and whether and when to try again.
 pub trait Reason: Error + Send + Sync + 'static {
     /// CamelCase class of the error.
@@ -137,7 +146,9 @@ pub async fn run<R: Reconciler>(
 impl<R: Reconciler> Driver<R> {
     async fn reconcile(&self, guard: Arc<Guarded<R::Object>>) -> Result<Action, DriverError<R::Error>> {
         let (namespace, name) = (guard.namespace().unwrap_or_default(), guard.name_any());
-        let span = info_span!("reconcile", controller = R::NAME, namespace, name);
+        let run = format!("{:016x}", rand::random::<u64>());
+        // A span's own name is called `name` in JSON.
+        let span = info_span!("reconcile", controller = R::NAME, namespace, object = name, run);
         let begin = Instant::now();
         let result = async {
             match &guard.0 {
@@ -145,8 +156,8 @@ impl<R: Reconciler> Driver<R> {
                 Err(invalid) => Err(DriverError::Undecodable(invalid.error.clone())),
             }
         }
-        .instrument(span)
-        .await;
+        .instrument(span);
+        let result = RUN.scope(run, result).await;
         let outcome = result.as_ref().map_or_else(DriverError::reason, |_| "ok");
         self.context
             .metrics

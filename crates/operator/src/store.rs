@@ -44,7 +44,7 @@ pub fn access(
         return Ok(Access::default());
     };
     let mut access = Access::default();
-    let container = store.container.clone().unwrap_or_default();
+    let container = store.container().unwrap_or_default().to_owned();
     access.env.push(plain(role, "STORAGE_CONTAINER", &container));
     let secret = store.secret_name();
     match provider {
@@ -237,5 +237,17 @@ mod tests {
             ("/data/bkp", Some("/home/nonroot/bkp"))
         );
         assert!(access(&store("tape", None), Role::Primary, None).is_err());
+    }
+
+    /// What is mounted, and what the steward looks for, are one folder, and that of etcd-druid.
+    #[test]
+    fn a_local_store_without_a_name_is_the_default_folder() {
+        let mut unnamed = store("Local", None);
+        unnamed.container = None;
+        let local = access(&unnamed, Role::Primary, None).unwrap();
+        let path = &local.volumes[0].host_path.as_ref().unwrap().path;
+        assert_eq!(path, "/etc/gardener/local-backupbuckets/default.bkp");
+        assert_eq!(local.mounts[0].mount_path, "/home/nonroot/default.bkp");
+        assert!(env(&local).contains(&("STORAGE_CONTAINER".into(), unnamed.container().unwrap().into())));
     }
 }

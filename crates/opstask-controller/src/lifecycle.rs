@@ -262,7 +262,7 @@ impl Step {
                 type_,
                 state,
                 description,
-                run_id: String::new(),
+                run_id: operator::reconcile::run_id(),
                 last_update_time: Some(Time(self.now)),
             });
         }

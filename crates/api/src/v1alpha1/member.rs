@@ -103,7 +103,8 @@ pub struct EtcdMemberStatus {
     /// Index of the newest Raft entry that the member has applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raft_applied_index: Option<i64>,
-    /// Raft entries that the leader is ahead of what this member has applied; how far a learner still has to go.
+    /// Raft entries that the newest entry of all members that answer is ahead of what this member has applied, rounded
+    /// down, below 1000 to 0; how far a learner still has to go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<i64>,
     /// Whether the member serves its peers with TLS.
@@ -251,6 +252,8 @@ open_enum! {
 pub mod transition_reason {
     pub const CLUSTER_SCALED_UP: &str = "ClusterScaledUp";
     pub const NEW_SINGLE_NODE_CLUSTER_CREATED: &str = "NewSingleNodeClusterCreated";
+    /// etcd runs for the first time, with the other founding members.
+    pub const CLUSTER_FORMED: &str = "ClusterFormed";
     pub const NEW_MULTI_NODE_CLUSTER_CREATED: &str = "NewMultiNodeClusterCreated";
     pub const DETECTED_PREVIOUS_CLEAN_EXIT: &str = "DetectedPreviousCleanExit";
     pub const DETECTED_PREVIOUS_UNCLEAN_EXIT: &str = "DetectedPreviousUncleanExit";

@@ -181,6 +181,13 @@ impl StoreSpec {
             .or_else(local)
     }
 
+    /// Whether backups travel unencrypted: whoever writes `http://` into the Etcd has said so.
+    pub fn is_plain_http(&self) -> bool {
+        self.endpoint_override
+            .as_deref()
+            .is_some_and(|url| url.starts_with("http://"))
+    }
+
     /// The name of the Secret with the credentials, if there is one.
     pub fn secret_name(&self) -> Option<&str> {
         self.secret_ref

@@ -27,7 +27,8 @@ pub fn service_account(cluster: &Cluster) -> ServiceAccount {
     }
 }
 
-/// A steward reads the members of its own Etcd, and writes their status, heartbeats and Events; nothing else.
+/// A steward reads the members of its own Etcd, and writes their status, the end of their time as learners, heartbeats
+/// and Events; nothing else.
 pub fn role(cluster: &Cluster) -> Role {
     let members: Vec<String> = (0..cluster.replicas.max(1))
         .map(|ordinal| cluster.member(ordinal))
@@ -42,7 +43,12 @@ pub fn role(cluster: &Cluster) -> Role {
     Role {
         metadata: meta(cluster, component::ROLE, names::role(&cluster.name)),
         rules: Some(vec![
-            rule("druid.gardener.cloud", "etcdmembers", &["get"], Some(&members)),
+            rule(
+                "druid.gardener.cloud",
+                "etcdmembers",
+                &["get", "patch"],
+                Some(&members),
+            ),
             rule(
                 "druid.gardener.cloud",
                 "etcdmembers/status",

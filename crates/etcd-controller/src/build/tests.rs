@@ -46,6 +46,7 @@ fn secrets() -> Referenced {
         ("ca".to_owned(), secret(&["ca.crt", "bundle.crt"])),
         ("server".to_owned(), secret(&["tls.crt", "tls.key"])),
         ("folder".to_owned(), secret(&["hostPath"])),
+        ("root".to_owned(), secret(&["username", "password"])),
     ];
     Referenced {
         namespace: "shop".to_owned(),
@@ -68,6 +69,24 @@ fn tls() -> Value {
 
 fn file(objects: &Objects, name: &str) -> Value {
     serde_saphyr::from_str(&objects.config_map.data.as_ref().unwrap()[name]).unwrap()
+}
+
+/// Only the stewards get at the password of etcd's root user: etcd's own container has no business with it.
+#[test]
+fn the_password_goes_to_the_stewards_alone() {
+    use api::steward::auth;
+    let change = json!({"spec": {"etcd": {"authSecretRef": {"name": "root"}}}});
+    let cluster = validate(&etcd(1, &change), &secrets(), &Images::default()).unwrap();
+    let keys: Vec<_> = cluster.steward_keys.keys().map(String::as_str).collect();
+    assert_eq!(keys, [auth::PASSWORD, auth::USERNAME]);
+    assert!(cluster.etcd_keys.is_empty());
+    let missing = json!({"spec": {"etcd": {"authSecretRef": {"name": "ca"}}}});
+    let refused = validate(&etcd(1, &missing), &secrets(), &Images::default()).unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("spec.etcd.authSecretRef: Secret ca has no key")
+    );
 }
 
 /// Turning TLS on or off, changing etcd's options or the number of members restarts no pod.

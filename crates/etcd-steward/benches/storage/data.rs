@@ -143,7 +143,7 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
     let mut text = String::with_capacity(len + 100);
     while text.len() < len {
         let word: [u8; 24] = random.random();
-        text.push_str(&format!(r#"{{"name":"{}","ready":true}},"#, hex::encode(word)));
+        text.extend([r#"{"name":""#, &hex::encode(word), r#"","ready":true},"#]);
     }
     text.truncate(len);
     text.into_bytes()

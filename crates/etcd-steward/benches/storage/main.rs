@@ -3,7 +3,6 @@
 
 #![expect(
     clippy::print_stdout,
-    clippy::panic,
     clippy::unwrap_used,
     reason = "a program for people, which ends when something goes wrong"
 )]
@@ -101,7 +100,7 @@ fn full_snapshots(work: &Path, etcd: &Etcd) -> Result<[Usage; 2]> {
         fs::remove_dir_all(&store)?;
         rounds.push([theirs, ours]);
     }
-    Ok(best_of_each(rounds))
+    Ok(best_of_each(&rounds))
 }
 
 /// `etcdutl snapshot restore` of the whole as a full snapshot, and ours of the chain.
@@ -121,12 +120,12 @@ fn restores(work: &Path, data: &Data, hash: u32) -> Result<[Usage; 2]> {
         fs::remove_dir_all(&theirs_dir)?;
         rounds.push([theirs, steward_restore(work, &data.store, Some(hash))?]);
     }
-    Ok(best_of_each(rounds))
+    Ok(best_of_each(&rounds))
 }
 
 fn compactions(work: &Path, store: &Path) -> Result<Usage> {
     let rounds = (0..ROUNDS).map(|_| Ok([steward_compact(work, store)?]));
-    let [fastest] = best_of_each(rounds.collect::<Result<_>>()?);
+    let [fastest] = best_of_each(&rounds.collect::<Result<Vec<_>>>()?);
     Ok(fastest)
 }
 

@@ -65,7 +65,7 @@ fn seconds(time: TimeVal) -> f64 {
 }
 
 /// The fastest run of each program, with the most memory that any of its runs took.
-pub(crate) fn best_of_each<const N: usize>(rounds: Vec<[Usage; N]>) -> [Usage; N] {
+pub(crate) fn best_of_each<const N: usize>(rounds: &[[Usage; N]]) -> [Usage; N] {
     array::from_fn(|program| {
         let runs = || rounds.iter().map(|round| round[program]);
         let fastest = runs().min_by(|one, other| one.wall_s.total_cmp(&other.wall_s));

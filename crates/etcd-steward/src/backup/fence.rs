@@ -8,25 +8,31 @@ use super::BackupError;
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call};
 
 /// A term in which this member led.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Fence {
-    connector: Connector,
+    client: Client,
     term: u64,
+}
+
+impl std::fmt::Debug for Fence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fence")
+            .field("term", &self.term)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Fence {
     /// Finds out the term, if this member leads.
     pub(super) async fn begin(connector: &Connector) -> Result<Self, BackupError> {
-        let (term, _) = confirm(connector).await?;
-        Ok(Self {
-            connector: connector.clone(),
-            term,
-        })
+        let mut client = connector.local().await?;
+        let (term, _) = confirm(&mut client).await?;
+        Ok(Self { client, term })
     }
 
     /// Fails unless this member still leads in the same term. Returns the cluster's revision.
     pub(super) async fn check(&self) -> Result<i64, BackupError> {
-        let (term, revision) = confirm(&self.connector).await?;
+        let (term, revision) = confirm(&mut self.client.clone()).await?;
         if term == self.term {
             Ok(revision)
         } else {
@@ -35,9 +41,8 @@ impl Fence {
     }
 }
 
-async fn confirm(connector: &Connector) -> Result<(u64, i64), BackupError> {
-    let mut client = connector.local().await?;
-    let revision = revision(&mut client).await?;
+async fn confirm(client: &mut Client) -> Result<(u64, i64), BackupError> {
+    let revision = revision(client).await?;
     // After the read: a term that is old by now can't have got the quorum for it.
     let status = call("status of etcd", CALL_TIMEOUT, client.status()).await?;
     let own = status.header().map_or(0, etcd_client::ResponseHeader::member_id);

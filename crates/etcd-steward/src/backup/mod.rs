@@ -4,75 +4,23 @@ mod collector;
 mod fence;
 pub(crate) mod full;
 pub mod owner;
+mod retention;
+mod settings;
 mod snapshotter;
+mod verification;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use api::{
-    schedule::Schedule,
-    v1alpha1::{BackupSpec, CompressionPolicy},
-};
-use etcd_storage::{compression::Compression, delta, full::Error as FullError};
+use etcd_storage::{delta, full::Error as FullError};
 use operator::reconcile::{Reason, Retry};
 use snapstore::{Kind, SnapStore, StoredSnapshot};
 use tokio::sync::{oneshot, watch};
 
 pub use fence::revision;
 pub use owner::Owner;
+pub use settings::{Settings, SettingsError};
 
 use crate::etcd::EtcdError;
-
-/// Settings of the backups, checked.
-#[derive(Debug, Clone)]
-pub struct Settings {
-    /// When full snapshots are due.
-    pub schedule: Schedule,
-    /// Time between periodic deltas; `None` when they are off.
-    pub delta_period: Option<Duration>,
-    /// Bytes of events that make a delta before its time.
-    pub memory_limit: u64,
-    /// How objects are compressed.
-    pub compression: Compression,
-    /// How long a full snapshot may take.
-    pub timeout: Duration,
-    /// Scratch space.
-    pub temp: PathBuf,
-}
-
-/// The settings can't be understood.
-#[derive(Debug, thiserror::Error)]
-pub enum SettingsError {
-    /// The schedule of full snapshots.
-    #[error("spec.backup.fullSnapshotSchedule: {0}")]
-    Schedule(#[from] api::schedule::InvalidSchedule),
-    /// One of the durations.
-    #[error("spec.backup: {0}")]
-    Duration(#[from] api::duration::InvalidDuration),
-    /// The memory limit.
-    #[error("spec.backup.deltaSnapshotMemoryLimit: {0}")]
-    Quantity(#[from] api::quantity::InvalidQuantity),
-}
-
-impl Settings {
-    /// Reads them from the Etcd's spec.
-    pub fn new(spec: &BackupSpec, temp: PathBuf) -> Result<Self, SettingsError> {
-        let compression = match spec.compression() {
-            Some(CompressionPolicy::Lzw) => Compression::Lzw,
-            Some(CompressionPolicy::Zlib) => Compression::Zlib,
-            // A policy of a newer version: what everyone can read is the safe choice.
-            Some(_) => Compression::Gzip,
-            None => Compression::None,
-        };
-        Ok(Self {
-            schedule: spec.full_snapshot_schedule()?,
-            delta_period: spec.delta_snapshot_period()?,
-            memory_limit: spec.delta_snapshot_memory_limit()?.max(1),
-            compression,
-            timeout: spec.snapshot_timeout()?,
-            temp,
-        })
-    }
-}
 
 /// Why a snapshot wasn't taken or stored.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use api::v1alpha1::ConditionStatus;
+use api::{conditions::member as condition, v1alpha1::ConditionStatus};
 use operator::reconcile::{Reason as _, chain};
 use snapstore::SnapStore;
 use tokio::{
@@ -12,7 +12,11 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::{BackupError, Backups, Known, Order, Settings, snapshotter::Snapshotter};
+use super::{
+    BackupError, Backups, Known, Order, Settings, retention,
+    snapshotter::Snapshotter,
+    verification::{self, Proven},
+};
 use crate::{
     etcd::Connector,
     member::{Status, kubernetes::Kubernetes},
@@ -24,8 +28,8 @@ const LAST_RETRY: Duration = Duration::from_mins(2);
 /// A term of work that lasted longer than this was no failure of the start.
 const STEADY: Duration = Duration::from_mins(5);
 
-/// Condition of the EtcdMember that tells whether its steward's backups work.
-pub const CONDITION: &str = "BackupReady";
+/// Conditions that only the owner's member has.
+const CONDITIONS: [&str; 2] = [condition::BACKUP_READY, condition::BACKUP_VERIFIED];
 
 /// Everything that taking backups needs.
 #[derive(Debug, Clone)]
@@ -42,6 +46,8 @@ pub struct Owner {
     pub kubernetes: Option<Kubernetes>,
     /// Metrics.
     pub metrics: Metrics,
+    /// What was read back and found whole.
+    pub(super) proven: Proven,
     known: Arc<watch::Sender<Known>>,
     orders: Arc<watch::Sender<Option<mpsc::Sender<Order>>>>,
 }
@@ -73,6 +79,7 @@ impl Owner {
                 status,
                 kubernetes,
                 metrics,
+                proven: Proven::default(),
                 known,
                 orders,
             },
@@ -83,6 +90,16 @@ impl Owner {
     /// Changes what is known of the backups, and tells it.
     pub(super) fn learn(&self, change: impl FnOnce(&mut Known)) {
         self.known.send_modify(change);
+    }
+
+    /// Follows what is known of the backups.
+    pub(super) fn follow(&self) -> watch::Receiver<Known> {
+        self.known.subscribe()
+    }
+
+    /// Where the snapshotter takes orders, while there is one.
+    pub(super) fn orders(&self) -> Option<mpsc::Sender<Order>> {
+        self.orders.borrow().clone()
     }
 
     /// What is known of the backups.
@@ -116,7 +133,7 @@ impl Owner {
                         return;
                     }
                     info!("the leadership is gone, and the backups with it");
-                    self.status.update(|status| status.conditions.retain(|condition| condition.type_ != CONDITION));
+                    self.status.update(|status| status.conditions.retain(|known| !CONDITIONS.contains(&known.type_.as_str())));
                     retry = FIRST_RETRY;
                     continue;
                 }
@@ -151,9 +168,14 @@ impl Owner {
         self.metrics.set_owner(true);
         self.status.update(|status| status.backup_owner = Some(true));
         self.orders.send_replace(Some(sender));
-        match snapshotter.run(orders).await {
-            Ok(never) => match never {},
-            Err(error) => error,
+        let fence = snapshotter.fence().clone();
+        tokio::select! {
+            ended = snapshotter.run(orders) => match ended {
+                Ok(never) => match never {},
+                Err(error) => error,
+            },
+            never = retention::run(self, &fence) => match never {},
+            never = verification::run(self) => match never {},
         }
     }
 
@@ -175,7 +197,7 @@ impl Owner {
             .as_ref()
             .is_none_or(|(known, _)| *known != reason);
         self.status
-            .condition(CONDITION, ConditionStatus::False, &reason, &message);
+            .condition(condition::BACKUP_READY, ConditionStatus::False, &reason, &message);
         if news && let Some(kubernetes) = &self.kubernetes {
             kubernetes.warn("Backup", &reason, &message).await;
         }
@@ -187,7 +209,7 @@ impl Owner {
         let recovered = self.known.borrow().failure.is_some();
         self.learn(|known| known.failure = None);
         self.status.condition(
-            CONDITION,
+            condition::BACKUP_READY,
             ConditionStatus::True,
             api::conditions::backup_ready::SUCCEEDED,
             "the newest snapshots are stored",

@@ -21,6 +21,7 @@ use super::{
     full,
     owner::Owner,
 };
+use crate::member::whole_seconds;
 
 /// Without periodic deltas the cluster's revision is looked at this often, to know whether backups are current.
 const LOOK_PERIOD: Duration = Duration::from_mins(1);
@@ -36,12 +37,12 @@ struct Stored {
     snapshot: StoredSnapshot,
     /// Bytes before compression.
     size: u64,
-    took: Duration,
 }
 
 /// The work under way, and who waits for it.
 struct Job {
     kind: Kind,
+    begun: Instant,
     work: Pin<Box<dyn Future<Output = Outcome> + Send>>,
     waiters: Waiters,
 }
@@ -51,6 +52,8 @@ pub(super) struct Snapshotter {
     fence: Fence,
     collector: Collector,
     accumulated: u64,
+    /// When the store was last seen to hold everything.
+    covered_until: Option<Timestamp>,
     full_due: bool,
 }
 
@@ -92,19 +95,27 @@ impl Snapshotter {
             }
             opened => opened?,
         };
+        // What they had before compression isn't known: a lower bound.
+        let accumulated = deltas.iter().map(|delta| delta.object.size).sum();
         owner.learn(|known| {
             (known.full, known.deltas, known.covered, known.current) = (full, deltas, covered, current);
             known.next_full = owner.settings.schedule.next_after(Timestamp::now());
         });
-        let this = Self {
+        let mut this = Self {
             owner: owner.clone(),
             fence,
             collector,
-            accumulated: 0,
+            accumulated,
+            covered_until: None,
             full_due,
         };
         this.tell();
         Ok(this)
+    }
+
+    /// What guards this term.
+    pub(super) fn fence(&self) -> &Fence {
+        &self.fence
     }
 
     /// Follows the watch until something fails that a new term must mend.
@@ -174,6 +185,7 @@ impl Snapshotter {
             let work = Box::pin(take_full(self.owner.clone(), self.fence.clone(), is_final));
             return Ok(Some(Job {
                 kind: Kind::Full,
+                begun: Instant::now(),
                 work,
                 waiters,
             }));
@@ -190,6 +202,7 @@ impl Snapshotter {
             let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
             Ok(Some(Job {
                 kind: Kind::Delta,
+                begun: Instant::now(),
                 work,
                 waiters,
             }))
@@ -214,6 +227,8 @@ impl Snapshotter {
     }
 
     async fn finish(&mut self, job: Job, outcome: Outcome) -> Result<(), BackupError> {
+        let took = job.begun.elapsed();
+        self.owner.metrics.snapshot_ended(job.kind, outcome.is_ok(), took);
         let stored = match outcome {
             Ok(stored) => stored,
             Err(error) => {
@@ -239,7 +254,7 @@ impl Snapshotter {
             }
         };
         if let Some(stored) = &stored {
-            self.account(job.kind, stored).await?;
+            self.account(job.kind, stored, took).await?;
         }
         for waiter in job.waiters {
             let _ = waiter.send(Ok(stored.as_ref().map(|stored| stored.snapshot.clone())));
@@ -247,13 +262,13 @@ impl Snapshotter {
         Ok(())
     }
 
-    async fn account(&mut self, kind: Kind, stored: &Stored) -> Result<(), BackupError> {
-        let Stored { snapshot, size, took } = stored;
+    async fn account(&mut self, kind: Kind, stored: &Stored, took: Duration) -> Result<(), BackupError> {
+        let Stored { snapshot, size } = stored;
         let revision = snapshot.name.last_revision;
         info!(name = %snapshot.name, revision, bytes = snapshot.object.size, ?took, "stored a snapshot");
         self.owner
             .metrics
-            .snapshot_stored(kind, revision, snapshot.name.created_on, *took);
+            .snapshot_stored(kind, revision, snapshot.name.created_on);
         match kind {
             Kind::Full => {
                 self.accumulated = 0;
@@ -278,17 +293,10 @@ impl Snapshotter {
                 });
             }
         }
-        let info = info_of(snapshot, *size);
-        let accumulated = quantity::from_bytes(self.accumulated);
-        self.owner.status.update(|status| {
-            status.snapshots.accumulated_delta_size = Some(accumulated);
-            match kind {
-                Kind::Full => {
-                    status.snapshots.last_full = Some(info);
-                    status.snapshots.last_delta = None;
-                }
-                Kind::Delta => status.snapshots.last_delta = Some(info),
-            }
+        let info = Some(info_of(snapshot, *size));
+        self.owner.status.update(|status| match kind {
+            Kind::Full => status.snapshots.last_full = info,
+            Kind::Delta => status.snapshots.last_delta = info,
         });
         self.look().await?;
         self.owner.works().await;
@@ -304,27 +312,28 @@ impl Snapshotter {
         Ok(())
     }
 
-    fn tell(&self) {
+    fn tell(&mut self) {
         let known = self.owner.known();
         let uncovered = known.current.saturating_sub(known.covered).max(0);
-        self.owner.metrics.uncovered(uncovered);
+        let newest = known.deltas.last().or(known.full.as_ref());
+        let seen = match newest {
+            Some(_) if uncovered == 0 => Some(Timestamp::now()),
+            Some(snapshot) => Some(snapshot.name.created_on),
+            None => None,
+        };
+        // Once everything was covered up to then, it stays so, whatever comes later.
+        self.covered_until = self.covered_until.max(seen);
+        self.owner.metrics.uncovered(uncovered, self.covered_until);
+        self.owner.metrics.deltas(&known.deltas);
+        let covered = self.covered_until.map(|time| Time(whole_seconds(time)));
+        let accumulated = quantity::from_bytes(self.accumulated);
         self.owner.status.update(|status| {
-            status.snapshots.uncovered_revisions = Some(uncovered);
-            if status.snapshots.last_full.is_none() {
-                status.snapshots.last_full = known.full.as_ref().map(stored_info);
-                status.snapshots.last_delta = known.deltas.last().map(stored_info);
-            }
-            let newest = known
-                .deltas
-                .last()
-                .or(known.full.as_ref())
-                .map(|snapshot| snapshot.name.created_on);
-            let covered = if uncovered == 0 && known.full.is_some() {
-                Some(Timestamp::now())
-            } else {
-                newest
-            };
-            status.snapshots.covered_until = covered.map(|time| Time(crate::member::whole_seconds(time)));
+            let snapshots = &mut status.snapshots;
+            snapshots.uncovered_revisions = Some(uncovered);
+            snapshots.covered_until = covered;
+            snapshots.accumulated_delta_size = Some(accumulated);
+            refresh(&mut snapshots.last_full, known.full.as_ref());
+            refresh(&mut snapshots.last_delta, known.deltas.last());
         });
     }
 
@@ -353,7 +362,6 @@ async fn until(time: Option<Timestamp>) {
 }
 
 async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
-    let begun = Instant::now();
     let deadline = owner.settings.timeout;
     let fetched = full::fetch(&owner.connector, owner.settings.compression, &owner.settings.temp);
     let spooled = timeout(deadline, fetched)
@@ -371,12 +379,10 @@ async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
     Ok(Some(Stored {
         snapshot,
         size: spooled.summary.db_size,
-        took: begun.elapsed(),
     }))
 }
 
 async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
-    let begun = Instant::now();
     let (start, last) = (delta.start, delta.summary.last_revision);
     let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
     let body = || async { Ok(Body::from_bytes(delta.bytes.clone())) };
@@ -384,7 +390,6 @@ async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
     Ok(Some(Stored {
         snapshot,
         size: delta.summary.len,
-        took: begun.elapsed(),
     }))
 }
 
@@ -465,6 +470,14 @@ fn missed(owner: &Owner, full: &StoredSnapshot) -> bool {
         .is_some_and(|due| due > full.name.created_on)
 }
 
+/// Tells the snapshot that is known now. What was told of the same one before stays: it has its size too.
+fn refresh(told: &mut Option<SnapshotInfo>, known: Option<&StoredSnapshot>) {
+    let name = known.map(|known| known.name.to_string());
+    if told.as_ref().map(|told| &told.name) != name.as_ref() {
+        *told = known.map(stored_info);
+    }
+}
+
 fn info_of(snapshot: &StoredSnapshot, size: u64) -> SnapshotInfo {
     SnapshotInfo {
         size: Some(quantity::from_bytes(size)),
@@ -479,5 +492,45 @@ fn stored_info(snapshot: &StoredSnapshot) -> SnapshotInfo {
         size: None,
         start_revision: snapshot.name.start_revision,
         end_revision: snapshot.name.last_revision,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(name: &str) -> StoredSnapshot {
+        StoredSnapshot {
+            name: name.parse().unwrap(),
+            layout: snapstore::Layout::V2,
+            object: snapstore::Object {
+                key: name.to_owned(),
+                size: 100,
+                etag: None,
+                last_modified: None,
+                version: None,
+                immutable_until: None,
+            },
+            excluded: false,
+        }
+    }
+
+    /// A member that leads again may have told of snapshots that are old by now.
+    #[test]
+    fn what_is_told_follows_what_is_known() {
+        let (old, new) = (
+            stored("Full-00000000-00000005-1700000000.gz"),
+            stored("Full-00000000-00000009-1700003600.gz"),
+        );
+        let mut told = Some(info_of(&old, 4096));
+        refresh(&mut told, Some(&old));
+        assert!(
+            told.as_ref().unwrap().size.is_some(),
+            "the size of the same one stays"
+        );
+        refresh(&mut told, Some(&new));
+        assert_eq!(told.as_ref().unwrap().end_revision, 9);
+        refresh(&mut told, None);
+        assert_eq!(told, None);
     }
 }

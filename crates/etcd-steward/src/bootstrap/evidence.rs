@@ -154,12 +154,7 @@ impl Scene {
             Verdict::Valid(_) => Data::Valid,
             Verdict::Invalid { reason } => {
                 notes.push(format!("the data directory is damaged: {reason}"));
-                self.status.transition(
-                    MemberState::Initializing,
-                    self.status.read(|status| status.sub_state.clone()),
-                    reason::DB_VALIDATION_FAILED,
-                    &reason.clone(),
-                );
+                self.status.setback(reason::DB_VALIDATION_FAILED, &reason);
                 Data::Invalid
             }
             Verdict::Locked => Data::Locked,

@@ -1,6 +1,6 @@
 //! Joins a running cluster as a learner, and has a lost predecessor of this member removed first.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Instant};
 
 use etcd_client::MemberAddOptions;
 use jiff::Timestamp;
@@ -11,7 +11,10 @@ use super::{
     decision::Decision,
     evidence::{Cluster, Scene},
 };
-use crate::etcd::{CALL_TIMEOUT, EtcdError, call, hex_id};
+use crate::{
+    etcd::{CALL_TIMEOUT, EtcdError, call, hex_id},
+    metrics::Step,
+};
 
 /// Why the member isn't in the cluster yet.
 #[derive(Debug, thiserror::Error)]
@@ -61,23 +64,23 @@ pub(super) async fn join(
     {
         require_others(scene, cluster, lost.id()).await?;
         info!(id = hex_id(lost.id()), "removing the lost member");
-        call(
-            "remove the lost member",
-            CALL_TIMEOUT,
-            client.member_remove(lost.id()),
-        )
-        .await
-        .map_err(failed)?;
+        let begun = Instant::now();
+        let removing = client.member_remove(lost.id());
+        let removed = call("remove the lost member", CALL_TIMEOUT, removing).await;
+        scene
+            .metrics
+            .stepped(Step::Remove, removed.is_ok(), begun.elapsed());
+        removed.map_err(failed)?;
     }
     move_aside(scene)?;
     if decision != Decision::StartAsLearner {
         let learner = Some(MemberAddOptions::new().with_is_learner());
-        let added = call(
-            "add a learner",
-            CALL_TIMEOUT,
-            client.member_add(scene.member.peer_urls.clone(), learner),
-        )
-        .await;
+        let begun = Instant::now();
+        let adding = client.member_add(scene.member.peer_urls.clone(), learner);
+        let added = call("add a learner", CALL_TIMEOUT, adding).await;
+        scene
+            .metrics
+            .stepped(Step::AddLearner, added.is_ok(), begun.elapsed());
         match added {
             Ok(_) => info!("added as a learner"),
             // An answer to an earlier try was lost.

@@ -140,14 +140,29 @@ impl Bootstrap {
     async fn begin(&self, decision: BootstrapDecision, place: Place) -> Result<(), BootstrapError> {
         let scene = &self.scene;
         let fresh = scene.status.read(|status| status.state.is_none());
+        let joins = decision == BootstrapDecision::JoinAsLearner;
         if fresh {
             let why = match place {
+                _ if joins => reason::CLUSTER_SCALED_UP,
                 Place::Only => reason::NEW_SINGLE_NODE_CLUSTER_CREATED,
                 Place::First | Place::Other => reason::NEW_MULTI_NODE_CLUSTER_CREATED,
             };
             scene.status.transition(MemberState::New, None, why, "begins");
+        } else if joins
+            && scene
+                .status
+                .read(|status| status.state != Some(MemberState::Starting))
+        {
+            // It has been a member before, and gives up what is left of that.
+            let why = reason::DB_VALIDATION_FAILED;
+            scene.status.transition(
+                MemberState::New,
+                None,
+                why,
+                "its data is damaged or gone: joins anew",
+            );
         }
-        if decision == BootstrapDecision::JoinAsLearner {
+        if joins {
             let pending = Some(MemberSubState::PendingLearner);
             scene.status.transition(
                 MemberState::Starting,
@@ -170,9 +185,8 @@ impl Bootstrap {
             });
         });
         if let Some(kubernetes) = &scene.kubernetes {
-            let status = scene.status.read(Clone::clone);
             kubernetes
-                .publish_now(&status)
+                .publish_now(&scene.status)
                 .await
                 .map_err(|error| BootstrapError::Record(Box::new(error)))?;
         }

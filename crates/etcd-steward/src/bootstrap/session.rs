@@ -4,7 +4,7 @@ use std::{pin::Pin, sync::Arc, time::Duration};
 
 use futures::Stream;
 use steward_proto::v1::{
-    Exited, Hello, RunRequest, RunResponse, Start, bootstrap_service_server::BootstrapService,
+    Exited, Hello, RunRequest, RunResponse, Start, Stop, bootstrap_service_server::BootstrapService,
     run_request::Event, run_response::Command,
 };
 use tokio::{
@@ -15,7 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
-use super::Bootstrap;
+use super::{Bootstrap, config::Version};
 
 /// A run that lasted longer than this ends a series of crashes.
 const STEADY: Duration = Duration::from_mins(1);
@@ -26,9 +26,11 @@ const LAST_BACKOFF: Duration = Duration::from_mins(1);
 #[derive(Debug, Clone)]
 pub struct Sessions {
     bootstrap: Bootstrap,
-    running: Arc<watch::Sender<Option<String>>>,
+    running: Arc<watch::Sender<Option<Version>>>,
     crashes: Arc<Mutex<Crashes>>,
     version: Arc<watch::Sender<String>>,
+    /// Counts the wishes to have etcd stopped and started anew.
+    restarts: Arc<watch::Sender<u64>>,
 }
 
 /// How often etcd has ended soon after its start.
@@ -60,11 +62,18 @@ impl Sessions {
             running: Arc::new(watch::Sender::new(None)),
             crashes: Arc::default(),
             version: Arc::new(watch::Sender::new(String::new())),
+            restarts: Arc::new(watch::Sender::new(0)),
         }
     }
 
-    /// The configuration hash of the etcd that runs, if one does.
-    pub fn running(&self) -> watch::Receiver<Option<String>> {
+    /// Has etcd stopped in order, and started with the configuration as it is then: through the same decision as at every
+    /// start.
+    pub fn restart(&self) {
+        self.restarts.send_modify(|count| *count += 1);
+    }
+
+    /// What the etcd that runs was started with, if one does.
+    pub fn running(&self) -> watch::Receiver<Option<Version>> {
         self.running.subscribe()
     }
 
@@ -76,15 +85,17 @@ impl Sessions {
         );
         self.version.send_replace(hello.etcd_version);
         let mut start_due = hello.etcd_pid == 0;
+        let mut restarts = self.restarts.subscribe();
         self.running
-            .send_replace((!start_due).then_some(hello.config_hash));
+            .send_replace((!start_due).then(|| Version::from(hello.config_hash.as_str())));
         loop {
             let request = if start_due {
                 tokio::select! {
                     config = self.bootstrap.prepare() => {
                         start_due = false;
-                        let start = Command::Start(Start { config: config.text, config_hash: config.hash });
-                        if commands.send(Ok(RunResponse { command: Some(start) })).await.is_err() {
+                        restarts.mark_unchanged();
+                        let start = Start { config: config.text, config_hash: config.version.to_string() };
+                        if !send(&commands, Command::Start(start)).await {
                             break;
                         }
                         continue;
@@ -92,14 +103,24 @@ impl Sessions {
                     request = requests.message() => request,
                 }
             } else {
-                requests.message().await
+                tokio::select! {
+                    Ok(()) = restarts.changed() => {
+                        let reason = "a new configuration is to be used".to_owned();
+                        if !send(&commands, Command::Stop(Stop { reason })).await {
+                            break;
+                        }
+                        continue;
+                    }
+                    request = requests.message() => request,
+                }
             };
             match request {
                 Ok(Some(RunRequest {
                     event: Some(Event::Started(started)),
                 })) => {
                     self.crashes.lock().await.started = Some(Instant::now());
-                    self.running.send_replace(Some(started.config_hash));
+                    let version = Version::from(started.config_hash.as_str());
+                    self.running.send_replace(Some(version));
                 }
                 Ok(Some(RunRequest {
                     event: Some(Event::Exited(exited)),
@@ -121,16 +142,26 @@ impl Sessions {
 
     async fn exited(&self, exited: &Exited) {
         self.running.send_replace(None);
+        if exited.clean {
+            info!("etcd has stopped as it was asked to");
+            return;
+        }
         let backoff = self.crashes.lock().await.backoff();
         warn!(
             exit_code = exited.exit_code,
             signal = exited.signal,
-            clean = exited.clean,
             ?backoff,
             "etcd has ended"
         );
         sleep(backoff).await;
     }
+}
+
+async fn send(commands: &Commands, command: Command) -> bool {
+    let response = RunResponse {
+        command: Some(command),
+    };
+    commands.send(Ok(response)).await.is_ok()
 }
 
 type Commands = mpsc::Sender<Result<RunResponse, Status>>;

@@ -1,6 +1,5 @@
 //! `verify`: are the backups what they claim to be?
 
-mod check;
 mod report;
 
 use std::sync::{Arc, atomic::AtomicU64};
@@ -9,12 +8,9 @@ use futures::{StreamExt as _, stream};
 use snapstore::{SnapStore, StoredSnapshot, chain as chains};
 use tokio::runtime::Handle;
 
-use self::{
-    check::Verdict,
-    report::{Chain, Checked, Newest, Verified},
-};
+use self::report::{Chain, Checked, Newest, Verified};
 use super::{Exit, error::CliError, output::Output, progress::Bar, store::StoreArgs};
-use crate::chain::{self, Catalog, Wanted};
+use crate::chain::{self, Catalog, Verdict, Wanted};
 
 /// Snapshots that are read at once.
 const AT_ONCE: usize = 4;
@@ -77,7 +73,7 @@ async fn check_all(
         let object = chain::object(store, &stored, &runtime, &Arc::<AtomicU64>::default());
         let (kind, bar) = (stored.name.kind, bar.clone());
         async move {
-            let verdict = tokio::task::spawn_blocking(move || check::check(&object, kind)).await?;
+            let verdict = tokio::task::spawn_blocking(move || chain::check(&object, kind)).await?;
             bar.add(stored.object.size);
             Ok((at, stored, verdict))
         }

@@ -28,7 +28,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Streaming, transport::Endpoint};
 use tracing::{debug, info, warn};
 
-use crate::exit_record::{self, ExitRecord};
+use crate::{
+    bootstrap::config::RUNNING,
+    exit_record::{self, ExitRecord},
+};
 
 /// Pause between two tries to reach the steward; it is beside us, so it is there soon or being restarted.
 const RECONNECT: Duration = Duration::from_millis(100);
@@ -228,11 +231,6 @@ impl Launcher {
         match command {
             Command::Start(_) if self.etcd.is_some() => Ok(None),
             Command::Start(start) => self.start(&start.config, &start.config_hash).map(Some),
-            Command::Restart(restart) => {
-                info!(config_hash = restart.config_hash, "restarting etcd");
-                self.stop().await?;
-                self.start(&restart.config, &restart.config_hash).map(Some)
-            }
             Command::Stop(stop) => {
                 info!(reason = stop.reason, "stopping etcd");
                 Ok(self.stop().await?.map(|record| exited(&record)))
@@ -241,9 +239,9 @@ impl Launcher {
     }
 
     fn start(&mut self, config: &str, config_hash: &str) -> anyhow::Result<Event> {
-        exit_record::replace(&self.args.run, "etcd.conf.yaml", config.as_bytes())
+        exit_record::replace(&self.args.run, RUNNING, config.as_bytes())
             .context("write etcd's configuration")?;
-        let file = self.args.run.join("etcd.conf.yaml");
+        let file = self.args.run.join(RUNNING);
         let etcd =
             Etcd::start(&self.args.etcd, &file, config_hash, &self.args.volume).context("start etcd")?;
         let started = Started {

@@ -17,11 +17,11 @@ use kube::{
 use operator::{events::Events, reconcile::chain};
 use serde_json::json;
 use tokio::{
-    sync::watch,
+    sync::{Mutex, watch},
     time::{MissedTickBehavior, interval, sleep},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::Status;
 use crate::bootstrap::decision::Formation;
@@ -42,6 +42,8 @@ pub struct Kubernetes {
     events: Events,
     names: Arc<Vec<String>>,
     own: String,
+    /// An older status must not overtake a newer one on its way.
+    writing: Arc<Mutex<()>>,
 }
 
 impl std::fmt::Debug for Kubernetes {
@@ -61,12 +63,18 @@ impl Kubernetes {
             events: Events::new(client, MANAGER, pod),
             names: Arc::new(cluster.members.iter().map(|member| member.name.clone()).collect()),
             own: member.to_owned(),
+            writing: Arc::default(),
         }
     }
 
     /// This member's object.
     pub async fn own(&self) -> kube::Result<Option<EtcdMember>> {
         self.members.get_opt(&self.own).await
+    }
+
+    /// Another member's object.
+    pub async fn member(&self, name: &str) -> kube::Result<Option<EtcdMember>> {
+        self.members.get_opt(name).await
     }
 
     /// Whether any member has recorded a cluster. A record that can't be read leaves it unknown, unless another says it.
@@ -118,25 +126,23 @@ impl Kubernetes {
         }
     }
 
-    /// The member votes: it is no learner to be any more.
-    pub async fn promoted(&self) {
-        self.tell("Join", "PromotedAsVotingMember", "the member votes")
-            .await;
-        let patch = json!({"metadata": {"annotations": {labels::annotation::CREATE_AS_LEARNER: null}}});
-        if let Err(error) = self
-            .members
-            .patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch))
-            .await
-        {
-            warn!(
-                error = chain(&error),
-                "failed to take the learner annotation away"
-            );
+    /// The member votes: takes the mark away that made it join as a learner, if it is there.
+    pub async fn no_learner_any_more(&self) -> kube::Result<()> {
+        if !self.own().await?.as_ref().is_some_and(Self::as_learner) {
+            return Ok(());
         }
+        let patch = json!({"metadata": {"annotations": {labels::annotation::CREATE_AS_LEARNER: null}}});
+        self.members
+            .patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch))
+            .await?;
+        info!("took the learner annotation away");
+        Ok(())
     }
 
     /// Writes the status now, and says whether it is stored: for records that must be there before the next step.
-    pub async fn publish_now(&self, status: &EtcdMemberStatus) -> kube::Result<()> {
+    pub async fn publish_now(&self, status: &Status) -> kube::Result<EtcdMemberStatus> {
+        let _turn = self.writing.lock().await;
+        let status = status.read(Clone::clone);
         let patch = json!({
             "apiVersion": "druid.gardener.cloud/v1alpha1",
             "kind": "EtcdMember",
@@ -150,7 +156,7 @@ impl Kubernetes {
                 &Patch::Apply(&patch),
             )
             .await?;
-        Ok(())
+        Ok(status)
     }
 
     /// Publishes the status whenever it has changed in a way that somebody would want to know.
@@ -163,8 +169,8 @@ impl Kubernetes {
                 .as_ref()
                 .is_none_or(|published| differs(published, &current))
             {
-                match self.publish_now(&current).await {
-                    Ok(()) => published = Some(current),
+                match self.publish_now(&status).await {
+                    Ok(current) => published = Some(current),
                     Err(error) => {
                         warn!(
                             error = chain(&error),

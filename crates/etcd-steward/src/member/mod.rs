@@ -1,6 +1,7 @@
 //! What this member tells about itself: one status that all parts of the steward write to, published in its EtcdMember.
 
 pub mod kubernetes;
+mod lag;
 pub mod monitor;
 pub mod promotion;
 
@@ -57,17 +58,22 @@ impl Status {
         message: &str,
     ) {
         self.update(|status| {
-            if status.state.as_ref() == Some(&state) && status.sub_state == sub_state {
-                return;
+            if status.state.as_ref() != Some(&state) || status.sub_state != sub_state {
+                step(status, state, sub_state, reason, message);
             }
-            info!(%state, sub_state = sub_state.as_ref().map(tracing::field::display), reason, message, "transition");
-            status.transition(MemberTransition {
-                state,
-                sub_state,
-                reason: reason.to_owned(),
-                transition_time: Some(Time(whole_seconds(Timestamp::now()))),
-                message: message.to_owned(),
-            });
+        });
+    }
+
+    /// Records that a step didn't work out, after which the member stays where it is. Once for each reason.
+    pub fn setback(&self, reason: &str, message: &str) {
+        self.update(|status| {
+            let known = status
+                .transitions
+                .last()
+                .is_some_and(|last| last.reason == reason);
+            if let (Some(state), false) = (status.state.clone(), known) {
+                step(status, state, status.sub_state.clone(), reason, message);
+            }
         });
     }
 
@@ -83,6 +89,11 @@ impl Status {
         });
     }
 
+    /// Takes a condition away that has nothing to tell any more.
+    pub fn no_condition(&self, type_: &str) {
+        self.update(|status| status.conditions.retain(|known| known.type_ != type_));
+    }
+
     /// Says how far the preparation of the data directory is.
     pub fn progress(&self, percent: i32, message: &str) {
         self.update(|status| {
@@ -94,7 +105,51 @@ impl Status {
     }
 }
 
+fn step(
+    status: &mut EtcdMemberStatus,
+    state: MemberState,
+    sub_state: Option<MemberSubState>,
+    reason: &str,
+    message: &str,
+) {
+    info!(%state, sub_state = sub_state.as_ref().map(tracing::field::display), reason, message, "transition");
+    status.transition(MemberTransition {
+        state,
+        sub_state,
+        reason: reason.to_owned(),
+        transition_time: Some(Time(whole_seconds(Timestamp::now()))),
+        message: message.to_owned(),
+    });
+}
+
 /// Times in statuses have whole seconds.
 pub fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same look at a damaged directory comes every few seconds: it is one setback, not hundreds.
+    #[test]
+    fn a_setback_is_recorded_once() {
+        let status = Status::new(EtcdMemberStatus::default());
+        let full = Some(MemberSubState::DbValidationFull);
+        for _ in 0..3 {
+            status.transition(
+                MemberState::Initializing,
+                full.clone(),
+                "DetectedPreviousUncleanExit",
+                "",
+            );
+            status.setback("DBValidationFailed", "page 7");
+        }
+        let reasons = status.read(|status| {
+            let reasons = status.transitions.iter().map(|one| one.reason.clone());
+            reasons.collect::<Vec<_>>()
+        });
+        assert_eq!(reasons, ["DetectedPreviousUncleanExit", "DBValidationFailed"]);
+        assert_eq!(status.read(|status| status.sub_state.clone()), full);
+    }
 }

@@ -4,12 +4,15 @@ use std::time::Duration;
 
 use api::{
     conditions, quantity,
+    steward::{ClusterConfig, ClusterMember},
     v1alpha1::{
-        Alarm, ConditionStatus, EtcdMemberStatus, MemberRole, MemberState, MemberSubState,
-        transition_reason as reason,
+        Alarm, ConditionStatus, Defragmentation, DefragmentationStatus, EtcdMemberStatus, MemberRole,
+        MemberState, MemberSubState, transition_reason as reason,
     },
 };
 use etcd_client::{Client, StatusResponse};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -17,7 +20,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::Status;
+use super::{
+    Status,
+    lag::{self, Lag},
+    whole_seconds,
+};
+use crate::bootstrap::config::Version;
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
 use crate::metrics::Metrics;
 
@@ -38,26 +46,31 @@ pub struct Monitor {
     status: Status,
     peer_tls: bool,
     metrics: Metrics,
-    running: watch::Receiver<Option<String>>,
+    running: watch::Receiver<Option<Version>>,
     alive: watch::Sender<bool>,
+    lag: Lag,
+    /// The database's size at the last look, for as long as etcd runs.
+    size: Option<u64>,
 }
 
 impl Monitor {
-    /// `running` tells the configuration hash of the etcd that runs, if one does.
+    /// `running` tells what the etcd that runs was started with, if one does.
     pub fn new(
         connector: Connector,
         status: Status,
-        peer_tls: bool,
+        (cluster, own): (&ClusterConfig, &ClusterMember),
         metrics: Metrics,
-        running: watch::Receiver<Option<String>>,
+        running: watch::Receiver<Option<Version>>,
     ) -> Self {
         Self {
+            lag: Lag::new(connector.clone(), cluster, own),
             connector,
             status,
-            peer_tls,
+            peer_tls: cluster.peer_tls,
             metrics,
             running,
             alive: watch::Sender::new(false),
+            size: None,
         }
     }
 
@@ -72,8 +85,8 @@ impl Monitor {
         let mut last_answer = None;
         let mut started = Instant::now();
         loop {
-            let Some(config_hash) = self.running.borrow_and_update().clone() else {
-                (client, last_answer) = (None, None);
+            let Some(version) = self.running.borrow_and_update().clone() else {
+                (client, last_answer, self.size) = (None, None, None);
                 self.silent("etcd doesn't run");
                 tokio::select! {
                     changed = self.running.changed() => if changed.is_err() { return },
@@ -85,7 +98,8 @@ impl Monitor {
             match self.ask(&mut client).await {
                 Ok(answer) => {
                     last_answer = Some(Instant::now());
-                    self.answered(&answer, &config_hash);
+                    self.lag.look(&answer).await;
+                    self.answered(&answer, &version);
                 }
                 Err(error) => {
                     client = None;
@@ -133,11 +147,14 @@ impl Monitor {
         }
     }
 
-    fn answered(&self, answer: &StatusResponse, config_hash: &str) {
+    fn answered(&mut self, answer: &StatusResponse, version: &Version) {
         let own = answer.header().map_or(0, etcd_client::ResponseHeader::member_id);
         let cluster = answer.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
         let role = role_of(answer, own);
+        let defragmentation = self.shrunk(answer.db_size());
+        let behind = self.lag.of(answer.raft_index(), answer.raft_applied_index());
         self.metrics.set_learner(answer.is_learner());
+        self.metrics.set_behind(behind);
         self.status.update(|status| {
             status.id = Some(hex_id(own));
             status.cluster_id = Some(hex_id(cluster));
@@ -146,12 +163,17 @@ impl Monitor {
             status.raft_term = signed(answer.raft_term());
             status.raft_index = signed(answer.raft_index());
             status.raft_applied_index = signed(answer.raft_applied_index());
-            status.behind = signed(answer.raft_index().saturating_sub(answer.raft_applied_index()));
+            status.behind = signed(lag::rounded(behind));
             status.peer_tls_enabled = Some(self.peer_tls);
             status.alarms = alarms(answer, own);
-            status.observed_config_hash = Some(config_hash.to_owned());
+            status.observed_config_hash = Some(version.config.clone());
+            status.observed_tls_hash =
+                Some(version.authorities.clone()).filter(|authorities| !authorities.is_empty());
             status.initialization = None;
             update_sizes(status, answer);
+            if let Some(done) = &defragmentation {
+                status.last_defragmentation = Some(done.clone());
+            }
         });
         self.step(role.as_ref());
         // Told last: who waits for it finds the IDs in the status.
@@ -159,59 +181,42 @@ impl Monitor {
             .send_if_modified(|alive| !std::mem::replace(alive, true));
     }
 
+    /// A database file only ever shrinks by being rewritten, whoever asked for that.
+    fn shrunk(&mut self, size: i64) -> Option<Defragmentation> {
+        let (size, before) = (bytes(size), self.size.replace(bytes(size))?);
+        (size < before).then(|| Defragmentation {
+            status: DefragmentationStatus::Succeeded,
+            reason: None,
+            message: None,
+            start_time: None,
+            end_time: Some(Time(whole_seconds(Timestamp::now()))),
+            initial_db_size: Some(quantity::from_bytes(before)),
+            final_db_size: Some(quantity::from_bytes(size)),
+        })
+    }
+
     /// The member's life goes on by what etcd says it is.
     fn step(&self, role: Option<&MemberRole>) {
         let before = self
             .status
             .read(|status| (status.state.clone(), status.sub_state.clone()));
-        let was_leader = before == (Some(MemberState::Started), Some(MemberSubState::Leader));
-        let was_follower = before == (Some(MemberState::Started), Some(MemberSubState::Follower));
-        let validated = before.0 == Some(MemberState::Initializing);
-        let begun = if validated {
-            reason::DB_VALIDATION_SUCCEEDED
-        } else {
-            "ClusterFormed"
-        };
-        match role {
-            Some(MemberRole::Leader) => {
-                let why = if was_follower {
-                    reason::GAINED_CLUSTER_LEADERSHIP
-                } else {
-                    begun
-                };
-                self.status.transition(
-                    MemberState::Started,
-                    Some(MemberSubState::Leader),
-                    why,
-                    "leads the cluster",
-                );
-            }
-            Some(MemberRole::Follower) => {
-                let learner = before.1 == Some(MemberSubState::Learner);
-                let why = match (was_leader, learner) {
-                    (true, _) => reason::LOST_CLUSTER_LEADERSHIP,
-                    (_, true) => reason::PROMOTED_AS_VOTING_MEMBER,
-                    _ => begun,
-                };
-                self.status.transition(
-                    MemberState::Started,
-                    Some(MemberSubState::Follower),
-                    why,
-                    "votes and follows",
-                );
-            }
-            Some(MemberRole::Learner) => {
-                let learner = Some(MemberSubState::Learner);
-                self.status.transition(
-                    MemberState::Starting,
-                    learner,
-                    reason::JOINED_AS_LEARNER,
-                    "catches up",
-                );
-            }
+        let why = why((before.0.as_ref(), before.1.as_ref()), role);
+        let (state, sub_state, message) = match role {
+            Some(MemberRole::Leader) => (MemberState::Started, MemberSubState::Leader, "leads the cluster"),
+            Some(MemberRole::Follower) => (
+                MemberState::Started,
+                MemberSubState::Follower,
+                "votes and follows",
+            ),
+            Some(MemberRole::Learner) => (MemberState::Starting, MemberSubState::Learner, "catches up"),
             // No leader is known: the member waits for a quorum, which the condition tells.
-            _ => {}
-        }
+            _ => return self.serves(role),
+        };
+        self.status.transition(state, Some(sub_state), why, message);
+        self.serves(role);
+    }
+
+    fn serves(&self, role: Option<&MemberRole>) {
         let (serves, reason, message) = match role {
             Some(MemberRole::Learner) => (
                 ConditionStatus::False,
@@ -231,6 +236,21 @@ impl Monitor {
         };
         self.status
             .condition(conditions::member::READY, serves, reason, message);
+    }
+}
+
+/// Why the member is now in this role.
+fn why(before: (Option<&MemberState>, Option<&MemberSubState>), role: Option<&MemberRole>) -> &'static str {
+    use MemberSubState as Sub;
+    let leads = role == Some(&MemberRole::Leader);
+    match before {
+        _ if role == Some(&MemberRole::Learner) => reason::JOINED_AS_LEARNER,
+        (Some(MemberState::Started), Some(Sub::Follower)) if leads => reason::GAINED_CLUSTER_LEADERSHIP,
+        (Some(MemberState::Started), Some(Sub::Leader)) if !leads => reason::LOST_CLUSTER_LEADERSHIP,
+        (Some(MemberState::Initializing), Some(Sub::Restoration)) => reason::RESTORATION_SUCCEEDED,
+        (Some(MemberState::Initializing), _) => reason::DB_VALIDATION_SUCCEEDED,
+        (_, Some(Sub::Learner)) => reason::PROMOTED_AS_VOTING_MEMBER,
+        _ => reason::CLUSTER_FORMED,
     }
 }
 
@@ -257,8 +277,7 @@ fn alarms(answer: &StatusResponse, own: u64) -> Vec<Alarm> {
 }
 
 fn update_sizes(status: &mut EtcdMemberStatus, answer: &StatusResponse) {
-    let size = u64::try_from(answer.db_size()).unwrap_or(0);
-    let in_use = u64::try_from(answer.raft_used_db_size()).unwrap_or(0);
+    let (size, in_use) = (bytes(answer.db_size()), bytes(answer.raft_used_db_size()));
     for (published, size) in [(&mut status.db_size, size), (&mut status.db_size_in_use, in_use)] {
         let known = published
             .as_ref()
@@ -267,6 +286,10 @@ fn update_sizes(status: &mut EtcdMemberStatus, answer: &StatusResponse) {
             *published = Some(quantity::from_bytes(rounded(size)));
         }
     }
+}
+
+fn bytes(size: i64) -> u64 {
+    u64::try_from(size).unwrap_or(0)
 }
 
 /// Whether a size left the step that was published. Growing and shrinking around a border must not flap.
@@ -286,6 +309,50 @@ fn signed(value: u64) -> Option<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The steps of DEP-04.
+    #[test]
+    fn every_step_has_its_reason() {
+        use MemberRole::{Follower, Leader, Learner};
+        use MemberState::{Initializing, New, Started, Starting};
+        use MemberSubState as Sub;
+        for (state, sub_state, role, expected) in [
+            (New, None, Leader, "ClusterFormed"),
+            (New, None, Follower, "ClusterFormed"),
+            (
+                Initializing,
+                Some(Sub::DbValidationSanity),
+                Follower,
+                "DBValidationSucceeded",
+            ),
+            (
+                Initializing,
+                Some(Sub::DbValidationFull),
+                Leader,
+                "DBValidationSucceeded",
+            ),
+            (
+                Initializing,
+                Some(Sub::DbValidationFull),
+                Learner,
+                "JoinedAsLearner",
+            ),
+            (
+                Initializing,
+                Some(Sub::Restoration),
+                Leader,
+                "RestorationSucceeded",
+            ),
+            (Starting, Some(Sub::PendingLearner), Learner, "JoinedAsLearner"),
+            (Starting, Some(Sub::Learner), Follower, "PromotedAsVotingMember"),
+            (Starting, Some(Sub::Learner), Leader, "PromotedAsVotingMember"),
+            (Started, Some(Sub::Follower), Leader, "GainedClusterLeadership"),
+            (Started, Some(Sub::Leader), Follower, "LostClusterLeadership"),
+        ] {
+            let found = why((Some(&state), sub_state.as_ref()), Some(&role));
+            assert_eq!(found, expected, "{state} {sub_state:?} to {role}");
+        }
+    }
 
     #[test]
     fn sizes_are_published_in_steps() {

@@ -5,7 +5,7 @@ use steward_proto::v1::{Operation, Snapshot, SnapshotResult, SnapshotType, opera
 use tokio::sync::watch;
 
 use super::{Api, operations::Failure};
-use crate::maintenance;
+use crate::maintenance::Threshold;
 
 /// An operation couldn't be begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,9 +68,13 @@ impl Api {
                 format!("{min_reclaimable} is negative"),
             ));
         }
-        let connector = self.connector.clone();
+        let worth = Threshold {
+            bytes: min_reclaimable.unsigned_abs(),
+            percent: 0,
+        };
+        let maintenance = self.maintenance.clone();
         Ok(self.operations.start("Defragment", request_id, |run| async move {
-            let result = maintenance::defragment(&connector, min_reclaimable, &run).await;
+            let result = maintenance.defragment(worth, &run).await;
             result
                 .map(operation::Result::Defragment)
                 .map_err(|error| Failure::from(&error))
@@ -87,9 +91,9 @@ impl Api {
         if revision < 0 {
             return Err(Refusal::Invalid("revision", format!("{revision} is negative")));
         }
-        let connector = self.connector.clone();
+        let maintenance = self.maintenance.clone();
         Ok(self.operations.start("Compact", request_id, |_| async move {
-            let result = maintenance::compact(&connector, revision).await;
+            let result = maintenance.compact(revision).await;
             result
                 .map(operation::Result::Compact)
                 .map_err(|error| Failure::from(&error))

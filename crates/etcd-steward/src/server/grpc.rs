@@ -15,15 +15,15 @@ use steward_proto::{
         GetLatestSnapshotsResponse, GetMemberRequest, GetMemberResponse, GetOperationRequest,
         GetOperationResponse, ListMembersRequest, ListMembersResponse, ListOperationsRequest,
         ListOperationsResponse, ListSnapshotsRequest, ListSnapshotsResponse, Member, MemberRole, Operation,
-        OperationError, SnapshotType, WaitOperationRequest, WaitOperationResponse, WatchOperationRequest,
-        WatchOperationResponse,
+        OperationError, OperationState, SnapshotType, WaitOperationRequest, WaitOperationResponse,
+        WatchOperationRequest, WatchOperationResponse,
         maintenance_service_server::{MaintenanceService, MaintenanceServiceServer},
         members_service_server::{MembersService, MembersServiceServer},
         operations_service_server::{OperationsService, OperationsServiceServer},
         snapshots_service_server::{SnapshotsService, SnapshotsServiceServer},
     },
 };
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_stream::wrappers::WatchStream;
 use tonic::{Code, Request, Response, Status, service::Routes};
 use tonic_types::{ErrorDetails, StatusExt as _};
@@ -65,15 +65,72 @@ pub(super) fn routes(api: &Api) -> Routes {
     builder.routes()
 }
 
-/// The operation as the call wants it: at once, or done.
-async fn outcome(operation: watch::Receiver<Operation>, asynchronous: bool) -> Result<Operation, Status> {
-    if asynchronous {
-        return Ok(operation.borrow().clone());
+/// How a call is to be answered.
+struct Wanted {
+    asynchronous: bool,
+    deadline: Option<Instant>,
+}
+
+impl Wanted {
+    fn new<T>(request: &Request<T>, asynchronous: bool) -> Self {
+        let timeout = request.metadata().get("grpc-timeout");
+        let timeout = timeout
+            .and_then(|value| value.to_str().ok())
+            .and_then(grpc_timeout);
+        Self {
+            asynchronous,
+            deadline: timeout.map(|timeout| Instant::now() + timeout),
+        }
     }
-    let operation = wait(operation, None).await;
-    match &operation.error {
-        Some(error) => Err(failed(error)),
-        None => Ok(operation),
+}
+
+/// The wire form of a deadline: at most eight digits and a unit.
+fn grpc_timeout(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let amount: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+    Some(match unit {
+        "H" => Duration::from_secs(amount * 3600),
+        "M" => Duration::from_secs(amount * 60),
+        "S" => Duration::from_secs(amount),
+        "m" => Duration::from_millis(amount),
+        "u" => Duration::from_micros(amount),
+        "n" => Duration::from_nanos(amount),
+        _ => return None,
+    })
+}
+
+impl Api {
+    /// The operation as the call wants it: at once, or done. A call with a deadline takes its operation along when that
+    /// has passed; one whose caller just went away doesn't.
+    async fn outcome(
+        &self,
+        operation: watch::Receiver<Operation>,
+        wanted: &Wanted,
+    ) -> Result<Operation, Status> {
+        if wanted.asynchronous {
+            return Ok(operation.borrow().clone());
+        }
+        if let Some(deadline) = wanted.deadline {
+            let id = operation.borrow().id.clone();
+            self.operations.cancel_at(id, deadline);
+        }
+        let operation = wait(operation, None).await;
+        match &operation.error {
+            Some(error) => Err(failed(error)),
+            None if operation.state() == OperationState::Cancelled => Err(cancelled(&operation, wanted)),
+            None => Ok(operation),
+        }
+    }
+}
+
+fn cancelled(operation: &Operation, wanted: &Wanted) -> Status {
+    if wanted.deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+        Status::deadline_exceeded(format!(
+            "operation {} wasn't done in time, and was cancelled",
+            operation.id
+        ))
+    } else {
+        Status::cancelled(format!("operation {} was cancelled", operation.id))
     }
 }
 
@@ -146,6 +203,7 @@ impl SnapshotsService for Api {
         &self,
         request: Request<CreateSnapshotRequest>,
     ) -> Result<Response<CreateSnapshotResponse>, Status> {
+        let wanted = Wanted::new(&request, request.get_ref().r#async);
         let request = request.into_inner();
         let kind = match request.r#type() {
             SnapshotType::Full => Kind::Full,
@@ -161,7 +219,7 @@ impl SnapshotsService for Api {
         let operation = self
             .start_snapshot(kind, request.r#final, &request.request_id)
             .await?;
-        let operation = Some(outcome(operation, request.r#async).await?);
+        let operation = Some(self.outcome(operation, &wanted).await?);
         Ok(Response::new(CreateSnapshotResponse { operation }))
     }
 
@@ -216,16 +274,18 @@ impl MaintenanceService for Api {
         &self,
         request: Request<DefragmentRequest>,
     ) -> Result<Response<DefragmentResponse>, Status> {
+        let wanted = Wanted::new(&request, request.get_ref().r#async);
         let request = request.into_inner();
         let operation = self.start_defragmentation(request.min_reclaimable_bytes, &request.request_id)?;
-        let operation = Some(outcome(operation, request.r#async).await?);
+        let operation = Some(self.outcome(operation, &wanted).await?);
         Ok(Response::new(DefragmentResponse { operation }))
     }
 
     async fn compact(&self, request: Request<CompactRequest>) -> Result<Response<CompactResponse>, Status> {
+        let wanted = Wanted::new(&request, request.get_ref().r#async);
         let request = request.into_inner();
         let operation = self.start_compaction(request.revision, &request.request_id)?;
-        let operation = Some(outcome(operation, request.r#async).await?);
+        let operation = Some(self.outcome(operation, &wanted).await?);
         Ok(Response::new(CompactResponse { operation }))
     }
 }
@@ -383,6 +443,24 @@ impl OperationsService for Api {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn deadlines_are_read_as_they_come_over_the_wire() {
+        for (text, expected) in [
+            ("1H", Some(Duration::from_hours(1))),
+            ("2M", Some(Duration::from_mins(2))),
+            ("30S", Some(Duration::from_secs(30))),
+            ("500m", Some(Duration::from_millis(500))),
+            ("7u", Some(Duration::from_micros(7))),
+            ("9n", Some(Duration::from_nanos(9))),
+            ("123456789S", None),
+            ("10", None),
+            ("", None),
+            ("1é", None),
+        ] {
+            assert_eq!(grpc_timeout(text), expected, "{text}");
+        }
+    }
 
     /// Without them grpcurl can't list the services.
     #[test]

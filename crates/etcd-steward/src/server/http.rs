@@ -1,10 +1,12 @@
 //! The HTTP face of the API: for people with curl, scripts, and clients of etcd-backup-restore, whose paths and answers
 //! are kept. Errors are `application/problem+json`.
 
+use std::time::Duration;
+
 use axum::{
     Json, Router,
     extract::{Path, Query, State},
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, StatusCode, Uri, header},
     response::{IntoResponse as _, Response},
     routing::{get, post},
 };
@@ -17,7 +19,7 @@ use tokio::sync::watch;
 use super::{
     Api,
     actions::Refusal,
-    operations::{Operations, wait},
+    operations::{Operations, is_done, wait},
 };
 
 /// All paths.
@@ -72,37 +74,40 @@ fn parsed(parameters: Parsed) -> Result<Parameters, Box<Response>> {
     })
 }
 
-async fn full(state: State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
-    take(state, &headers, parameters, Kind::Full).await
+async fn full(state: State<Api>, uri: Uri, headers: HeaderMap, parameters: Parsed) -> Response {
+    take(state, &uri, &headers, parameters, Kind::Full).await
 }
 
-async fn delta(state: State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
-    take(state, &headers, parameters, Kind::Delta).await
+async fn delta(state: State<Api>, uri: Uri, headers: HeaderMap, parameters: Parsed) -> Response {
+    take(state, &uri, &headers, parameters, Kind::Delta).await
 }
 
-async fn take(State(api): State<Api>, headers: &HeaderMap, parameters: Parsed, kind: Kind) -> Response {
+async fn take(
+    State(api): State<Api>,
+    uri: &Uri,
+    headers: &HeaderMap,
+    parameters: Parsed,
+    kind: Kind,
+) -> Response {
     let parameters = match parsed(parameters) {
         Ok(parameters) => parameters,
         Err(response) => return *response,
     };
-    let path = if kind == Kind::Full {
-        "/snapshot/full"
-    } else {
-        "/snapshot/delta"
-    };
-    let query = if parameters.r#final { "?final=true" } else { "" };
     match api
         .start_snapshot(kind, parameters.r#final, &parameters.request_id)
         .await
     {
-        // The client follows with its method and its certificate.
-        Err(Refusal::NotOwner(Some(owner))) => {
-            let location = format!("{owner}{path}{query}");
-            (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, location)]).into_response()
-        }
+        Err(Refusal::NotOwner(Some(owner))) => redirect(&owner, uri),
         Err(refusal) => refused(&refusal),
         Ok(operation) => answer(operation, parameters.r#async, headers).await,
     }
+}
+
+/// The same request at the owner. The client follows with its method, its headers and its certificate.
+fn redirect(owner: &str, uri: &Uri) -> Response {
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let location = format!("{}{path}", owner.trim_end_matches('/'));
+    (StatusCode::TEMPORARY_REDIRECT, [(header::LOCATION, location)]).into_response()
 }
 
 async fn defragment(State(api): State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
@@ -162,17 +167,35 @@ async fn cancel(State(api): State<Api>, Path(id): Path<String>) -> Response {
     }
 }
 
-/// Done by default; at once when the client prefers that.
+/// How long a client waits for the outcome: RFC 7240's `respond-async` and `wait`, or the parameter `async`.
+fn patience(asynchronous: bool, headers: &HeaderMap) -> Option<Duration> {
+    let preferences = headers
+        .get_all("prefer")
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split([',', ';']))
+        .map(str::trim);
+    let mut patience = asynchronous.then_some(Duration::ZERO);
+    for preference in preferences {
+        let wait = preference
+            .strip_prefix("wait=")
+            .and_then(|seconds| seconds.parse().ok());
+        match (preference, wait) {
+            (_, Some(seconds)) => patience = Some(Duration::from_secs(seconds)),
+            ("respond-async", None) => patience = patience.or(Some(Duration::ZERO)),
+            _ => {}
+        }
+    }
+    patience
+}
+
+/// Done by default; after a while, or at once, when the client prefers that.
 async fn answer(operation: watch::Receiver<Operation>, asynchronous: bool, headers: &HeaderMap) -> Response {
-    let prefers = headers
-        .get("prefer")
-        .is_some_and(|value| value.as_bytes() == b"respond-async");
-    if asynchronous || prefers {
-        let operation = operation.borrow().clone();
+    let operation = wait(operation, patience(asynchronous, headers)).await;
+    if asynchronous || !is_done(&operation) {
         let location = [(header::LOCATION, format!("/operations/{}", operation.id))];
         return (StatusCode::ACCEPTED, location, Json(operation_json(&operation))).into_response();
     }
-    let operation = wait(operation, None).await;
     match (&operation.error, &operation.result) {
         (Some(error), _) => {
             let status = if error.retryable {
@@ -307,4 +330,40 @@ fn operation_json(operation: &Operation) -> Value {
         })),
         "result": result,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A redirected client must get what it asked for: an asynchronous call, its key, the final mark.
+    #[test]
+    fn a_redirect_keeps_the_whole_request() {
+        for path in [
+            "/snapshot/full?final=true&async=true&requestId=a%20b",
+            "/snapshot/delta?requestId=7",
+            "/snapshot/full",
+        ] {
+            let response = redirect("https://owner:8080", &path.parse().unwrap());
+            assert_eq!(response.status(), StatusCode::TEMPORARY_REDIRECT);
+            assert_eq!(
+                response.headers()[header::LOCATION],
+                format!("https://owner:8080{path}")
+            );
+        }
+    }
+
+    #[test]
+    fn preferences_are_heeded() {
+        let seconds = |value: &'static str, asynchronous| {
+            let mut headers = HeaderMap::new();
+            headers.insert("prefer", value.parse().unwrap());
+            patience(asynchronous, &headers).map(|patience| patience.as_secs())
+        };
+        assert_eq!(seconds("handling=strict", false), None);
+        assert_eq!(seconds("respond-async", false), Some(0));
+        assert_eq!(seconds("respond-async, wait=10", false), Some(10));
+        assert_eq!(seconds("wait=10, respond-async", false), Some(10));
+        assert_eq!(seconds("handling=strict", true), Some(0));
+    }
 }

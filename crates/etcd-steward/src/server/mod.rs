@@ -33,7 +33,7 @@ use self::{
     operations::Operations,
     tls::{Caller, Certificates},
 };
-use crate::{backup::Backups, etcd::Connector};
+use crate::{backup::Backups, etcd::Connector, maintenance::Maintenance};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long running calls may go on when the process is told to stop.
@@ -50,6 +50,8 @@ pub struct Api {
     pub connector: Connector,
     /// The backups, where a store is configured.
     pub backups: Option<Backups>,
+    /// Works on the members' databases.
+    pub maintenance: Maintenance,
     /// Long-running operations.
     pub operations: Operations,
 }

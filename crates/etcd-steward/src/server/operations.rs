@@ -8,7 +8,10 @@ use std::{
 };
 
 use steward_proto::v1::{Operation, OperationError, OperationState, Progress, operation};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout, timeout_at},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, info, info_span, warn};
 
@@ -67,7 +70,8 @@ struct Entry {
 struct Entries {
     by_id: HashMap<String, Entry>,
     order: VecDeque<String>,
-    by_request: HashMap<String, String>,
+    /// An idempotency key is one of its type: keys of different calls have nothing to do with each other.
+    by_request: HashMap<(&'static str, String), String>,
 }
 
 /// All operations of this steward.
@@ -86,7 +90,7 @@ impl Operations {
         let mut entries = self.entries();
         if let Some(known) = entries
             .by_request
-            .get(request_id)
+            .get(&(type_, request_id.to_owned()))
             .and_then(|id| entries.by_id.get(id))
         {
             return known.operation.subscribe();
@@ -109,7 +113,7 @@ impl Operations {
         });
         tokio::spawn(follow(work, Arc::clone(&operation), cancel.clone()).instrument(span));
         let receiver = operation.subscribe();
-        entries.remember(id, request_id, Entry { operation, cancel });
+        entries.remember(id, (type_, request_id), Entry { operation, cancel });
         receiver
     }
 
@@ -138,13 +142,27 @@ impl Operations {
         Some(entry.operation.borrow().clone())
     }
 
+    /// Asks an operation to stop if it isn't done by then: nobody waits for it any longer.
+    pub fn cancel_at(&self, id: String, deadline: Instant) {
+        let Some(mut operation) = self.get(&id) else {
+            return;
+        };
+        let operations = self.clone();
+        tokio::spawn(async move {
+            if timeout_at(deadline, operation.wait_for(is_done)).await.is_err() {
+                info!(id, "the caller's deadline has passed: cancelling its operation");
+                operations.cancel(&id);
+            }
+        });
+    }
+
     fn entries(&self) -> std::sync::MutexGuard<'_, Entries> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Entries {
-    fn remember(&mut self, id: String, request_id: &str, entry: Entry) {
+    fn remember(&mut self, id: String, (type_, request_id): (&'static str, &str), entry: Entry) {
         let oldest_kept = SystemTime::now()
             .checked_sub(KEPT)
             .unwrap_or(SystemTime::UNIX_EPOCH);
@@ -160,7 +178,7 @@ impl Entries {
             self.by_request.retain(|_, id| *id != old);
         }
         if !request_id.is_empty() {
-            self.by_request.insert(request_id.to_owned(), id.clone());
+            self.by_request.insert((type_, request_id.to_owned()), id.clone());
         }
         self.order.push_back(id.clone());
         self.by_id.insert(id, entry);
@@ -266,6 +284,33 @@ mod tests {
         assert!(operations.cancel(&id).is_some() && operations.cancel(&id).is_some());
         assert_eq!(wait(running, None).await.state(), OperationState::Cancelled);
         assert!(operations.cancel("nothing").is_none());
+    }
+
+    /// Two calls of different kinds may come with the same key by chance.
+    #[tokio::test]
+    async fn a_key_is_one_of_its_type() {
+        let operations = Operations::default();
+        let first = operations.start("Compact", "key", |_| async { Ok(done()) });
+        let other = operations.start("Defragment", "key", |_| async { Ok(done()) });
+        assert_ne!(first.borrow().id, other.borrow().id);
+    }
+
+    /// What a caller with a deadline asked for must not go on in secret once it has given up.
+    #[tokio::test(start_paused = true)]
+    async fn the_deadline_of_the_caller_cancels() {
+        let operations = Operations::default();
+        let (late, early) = (
+            operations.start("Compact", "", |_| std::future::pending()),
+            operations.start("Compact", "", |_| async { Ok(done()) }),
+        );
+        let deadline = Instant::now() + Duration::from_secs(5);
+        for operation in [&late, &early] {
+            let id = operation.borrow().id.clone();
+            operations.cancel_at(id, deadline);
+        }
+        assert_eq!(wait(late, None).await.state(), OperationState::Cancelled);
+        assert!(Instant::now() >= deadline);
+        assert_eq!(wait(early, None).await.state(), OperationState::Succeeded);
     }
 
     #[tokio::test]

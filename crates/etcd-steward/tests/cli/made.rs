@@ -40,9 +40,8 @@ fn delta(folder: &Path, revisions: std::ops::Range<i64>, value: usize, dice: &mu
     let file = BufWriter::new(File::create(path).unwrap());
     let mut encoder = delta::Encoder::new(Encoder::new(Compression::Gzip, file, 1).unwrap());
     for revision in revisions {
-        let text: String = (0..=value / 16)
-            .map(|_| format!("{:016x}", dice.roll()))
-            .collect();
+        let words = (0..=value / 16).map(|_| dice.roll().to_be_bytes());
+        let text = hex::encode(words.collect::<Vec<_>>().concat());
         let event = Event {
             key: format!("/made/{revision}").into_bytes(),
             value: text.into_bytes(),

@@ -1,6 +1,10 @@
 //! An etcd whose backups are taken by the very part of the sidecar that does so in a pod.
 
-use std::{fs, path::Path, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use api::{
     schedule::CronSchedule,
@@ -44,9 +48,11 @@ impl Source {
             ..EtcdMemberStatus::default()
         });
         let connector = Connector {
-            tls: None,
+            tls: PathBuf::new(),
+            auth: None,
             local_name: "localhost".to_owned(),
             local_url: format!("http://{}", etcd.endpoint()),
+            running: None,
         };
         let (owner, backups) = Owner::new(
             StoreConfig::new(Provider::Local, store.to_str().unwrap(), "")

@@ -72,6 +72,10 @@ What each controller may do in the whole cluster: nothing that it doesn't use. S
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
+# The folder of a Local store may be named in the store's Secret.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create, patch]

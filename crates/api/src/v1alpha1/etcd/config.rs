@@ -42,10 +42,11 @@ pub struct EtcdConfig {
         skip_serializing_if = "Option::is_none"
     )]
     pub enable_grpc_gateway: Option<bool>,
-    /// When members are defragmented, one after the other, the leader last. Default: `0 0 */3 * *`.
+    /// When members are defragmented, one after the other, the leader last, if there is something to win. Default:
+    /// `0 0 */3 * *`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation_schedule: Option<CronSchedule>,
-    /// Longest time that the defragmentation of one member may take. Default: 15m.
+    /// Longest time that the defragmentation of one member may take. Default: 1m, and 1s for each 8Mi of its database.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_defrag_timeout: Option<GoDuration>,
     /// Port for peers. Default: 2380.

@@ -109,8 +109,12 @@ impl EtcdConfig {
         schedule_or(self.defragmentation_schedule.as_ref(), "0 0 */3 * *")
     }
 
-    pub fn defrag_timeout(&self) -> Result<Duration, InvalidDuration> {
-        duration_or(self.etcd_defrag_timeout.as_ref(), Duration::from_mins(15))
+    /// How long the defragmentation of one member may take; `None`: as its size asks for.
+    pub fn defrag_timeout(&self) -> Result<Option<Duration>, InvalidDuration> {
+        self.etcd_defrag_timeout
+            .as_ref()
+            .map(GoDuration::parse)
+            .transpose()
     }
 
     pub fn metrics(&self) -> MetricsLevel {
@@ -235,7 +239,7 @@ mod tests {
             (config.snapshot_count(), config.enable_grpc_gateway()),
             (10_000, false)
         );
-        assert_eq!(config.defrag_timeout(), Ok(Duration::from_mins(15)));
+        assert_eq!(config.defrag_timeout(), Ok(None));
         assert_eq!(config.heartbeat(), Ok(Duration::from_secs(10)));
         assert_eq!(
             (config.metrics(), config.freelist_type()),

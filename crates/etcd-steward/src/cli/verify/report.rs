@@ -5,9 +5,8 @@ use std::io::{self, Write};
 use serde::Serialize;
 use snapstore::{StoredSnapshot, chain as chains};
 
-use super::check::Verdict;
 use crate::{
-    chain::{Error, Revisions, Route},
+    chain::{Error, Revisions, Route, Verdict},
     cli::{
         Exit,
         output::{DamageView, Report, Snapshot, columns, write_table},

@@ -12,14 +12,14 @@ use etcd_storage::{
 use operator::reconcile::chain as causes;
 use snapstore::{Class, Kind};
 
-use crate::chain::store_error;
+use super::store_error;
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 256 << 10;
 
 /// What became of a check.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(crate) enum Verdict {
     /// It is whole, and holds all revisions up to this one.
     Sound { revision: i64 },
     /// It isn't what was written, or not what its name says.
@@ -43,7 +43,7 @@ enum Fault {
     Hole { from: i64, to: i64 },
 }
 
-pub(super) fn check(object: &Object, kind: Kind) -> Verdict {
+pub(crate) fn check(object: &Object, kind: Kind) -> Verdict {
     let found = match kind {
         Kind::Full => check_full(object),
         Kind::Delta => check_delta(object),

@@ -1,0 +1,179 @@
+//! Reads back what was stored: every object of the newest chain once, from its first byte to its hash. Retention relies
+//! on what is proven here, and a chain that turns out to be damaged is followed by a new full snapshot.
+
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use api::{conditions::member as condition, v1alpha1::ConditionStatus};
+use operator::reconcile::chain as causes;
+use snapstore::{Kind, Listing, SnapshotName, StoredSnapshot};
+use tokio::{
+    runtime::Handle,
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
+};
+use tracing::{debug, info, warn};
+
+use super::{Order, owner::Owner, snapshotter::newest_set};
+use crate::chain::{self, Catalog, Verdict, Wanted};
+
+/// A term that has just begun has more urgent things to do.
+const FIRST: Duration = Duration::from_secs(5);
+/// How often deltas are read back while no new full snapshot begins a chain.
+const PERIOD: Duration = Duration::from_hours(1);
+/// Pause after the store couldn't be read.
+const RETRY: Duration = Duration::from_mins(1);
+
+/// Snapshots that were read back and found whole. What one term has proven the next one needn't prove again.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Proven(Arc<Mutex<BTreeSet<SnapshotName>>>);
+
+impl Proven {
+    /// What is proven at the moment.
+    pub(super) fn names(&self) -> BTreeSet<SnapshotName> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<SnapshotName>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Forgets what the store doesn't list any more.
+    fn forget_others(&self, listing: &Listing) {
+        let listed: BTreeSet<_> = listing.snapshots.iter().map(|stored| &stored.name).collect();
+        self.lock().retain(|name| listed.contains(name));
+    }
+}
+
+/// What a pass over the newest chain found.
+enum Found {
+    /// There is no chain yet.
+    Nothing,
+    /// It is whole up to this revision.
+    Whole(i64),
+    /// It is damaged; the text says where and how.
+    Damaged(String),
+    /// It can't be told; the text says why.
+    Unknown(String),
+}
+
+/// Verifies again and again, for as long as the term lasts.
+pub(super) async fn run(owner: &Owner) -> Infallible {
+    sleep(FIRST).await;
+    let mut known = owner.follow();
+    loop {
+        let chain = known.borrow().full.as_ref().map(|full| full.name.clone());
+        let found = newest_chain(owner).await;
+        let pause = if matches!(found, Found::Unknown(_)) {
+            RETRY
+        } else {
+            PERIOD
+        };
+        tell(owner, found).await;
+        let next = known.wait_for(|known| known.full.as_ref().map(|full| &full.name) != chain.as_ref());
+        // The owner lives as long as its terms.
+        let _ = timeout(pause, next).await;
+    }
+}
+
+async fn newest_chain(owner: &Owner) -> Found {
+    let listing = match owner.store.list().await {
+        Ok(listing) => listing,
+        Err(error) => return Found::Unknown(causes(&error)),
+    };
+    owner.proven.forget_others(&listing);
+    let (Some(full), deltas) = newest_set(&listing) else {
+        return Found::Nothing;
+    };
+    let mut end = 0;
+    for stored in std::iter::once(full).chain(deltas) {
+        if !owner.proven.lock().contains(&stored.name) {
+            match read_back(owner, &stored).await {
+                Verdict::Sound { revision } => debug!(name = %stored.name, revision, "read back"),
+                Verdict::Damaged { reason } => return Found::Damaged(format!("{}: {reason}", stored.name)),
+                Verdict::Unknown { reason } => return Found::Unknown(format!("{}: {reason}", stored.name)),
+            }
+            owner.proven.lock().insert(stored.name.clone());
+        }
+        end = stored.name.last_revision;
+    }
+    match Catalog::new(listing).route(&Wanted::Latest, false) {
+        Ok(_) => Found::Whole(end),
+        Err(error) => Found::Damaged(causes(&error)),
+    }
+}
+
+async fn read_back(owner: &Owner, stored: &StoredSnapshot) -> Verdict {
+    let begun = Instant::now();
+    let object = chain::object(&owner.store, stored, &Handle::current(), &Arc::default());
+    let kind = stored.name.kind;
+    let checked = tokio::task::spawn_blocking(move || chain::check(&object, kind)).await;
+    let verdict = checked.unwrap_or_else(|error| Verdict::Unknown {
+        reason: format!("the check broke off: {error}"),
+    });
+    if !matches!(verdict, Verdict::Unknown { .. }) {
+        let sound = matches!(verdict, Verdict::Sound { .. });
+        owner.metrics.verified(kind, sound, begun.elapsed());
+    }
+    verdict
+}
+
+async fn tell(owner: &Owner, found: Found) {
+    let (status, reason, message) = match found {
+        Found::Nothing => return,
+        Found::Whole(revision) => (
+            ConditionStatus::True,
+            condition::VERIFIED,
+            format!("the newest chain was read back, and is whole up to revision {revision}"),
+        ),
+        Found::Unknown(why) => {
+            warn!(why, "the newest backups can't be read back");
+            // What was found out before still stands.
+            return;
+        }
+        Found::Damaged(what) => {
+            warn!(what, "the newest backups are damaged");
+            begin_anew(owner).await;
+            (ConditionStatus::False, condition::CHAIN_DAMAGED, what)
+        }
+    };
+    let was_damaged = owner.status.read(|member| {
+        let known = member
+            .conditions
+            .iter()
+            .find(|known| known.type_ == condition::BACKUP_VERIFIED);
+        known.is_some_and(|known| known.status == ConditionStatus::False)
+    });
+    owner.metrics.set_chain_whole(status == ConditionStatus::True);
+    owner
+        .status
+        .condition(condition::BACKUP_VERIFIED, status.clone(), reason, &message);
+    if let Some(kubernetes) = &owner.kubernetes {
+        match (status == ConditionStatus::True, was_damaged) {
+            (false, false) => kubernetes.warn("Verify", reason, &message).await,
+            (true, true) => kubernetes.tell("Verify", reason, &message).await,
+            _ => {}
+        }
+    }
+}
+
+/// A chain that can't be restored to its end is left behind as soon as there is a new full snapshot.
+async fn begin_anew(owner: &Owner) {
+    let orders = owner.orders();
+    let (done, outcome) = oneshot::channel();
+    let order = Order {
+        kind: Kind::Full,
+        is_final: false,
+        done,
+    };
+    if let Some(orders) = orders
+        && orders.send(order).await.is_ok()
+        && let Ok(Ok(Some(stored))) = outcome.await
+    {
+        info!(name = %stored.name, "a new chain takes the place of the damaged one");
+    }
+}

@@ -1,0 +1,172 @@
+//! What can be done about etcd's alarms without anybody's decision: room is made in a full database, and NOSPACE is cleared
+//! once there is some on every member; of CORRUPT it is found out which member differs.
+
+use std::collections::BTreeMap;
+
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
+use futures::future::join_all;
+use tracing::{info, warn};
+
+use super::{Maintenance, MaintenanceError, Threshold, defragmentation::Target};
+use crate::{
+    backup,
+    etcd::{CALL_TIMEOUT, call},
+    server::operations::Run,
+};
+
+/// etcd's quota where the configuration has none.
+const DEFAULT_QUOTA: u64 = 2 << 30;
+/// NOSPACE is cleared when at least this part of the quota is free: 1/ROOM.
+const ROOM: u64 = 20;
+/// In a full database every page counts, but for the few that etcd itself keeps free.
+const FULL: Threshold = Threshold {
+    bytes: 1 << 20,
+    percent: 0,
+};
+
+/// Alarms that are raised, by the members' IDs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Alarms {
+    pub(super) no_space: Vec<u64>,
+    pub(super) corrupt: Vec<u64>,
+}
+
+/// What became of a full database.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Room {
+    /// There is room again, and the alarm is cleared.
+    Made,
+    /// The data itself is too much: the largest database, and the quota, in bytes.
+    None { size: u64, quota: u64 },
+}
+
+impl Maintenance {
+    /// The alarms that are raised at the moment.
+    pub(super) async fn alarms(&self) -> Result<Alarms, MaintenanceError> {
+        let mut client = self.connector.local().await?;
+        let asked = client.alarm(AlarmAction::Get, AlarmType::None, None);
+        let answer = call("list alarms", CALL_TIMEOUT, asked).await?;
+        let of = |wanted: AlarmType| {
+            let raised = answer
+                .alarms()
+                .iter()
+                .filter(move |raised| raised.alarm() == wanted);
+            raised.map(etcd_client::AlarmMember::member_id).collect()
+        };
+        Ok(Alarms {
+            no_space: of(AlarmType::Nospace),
+            corrupt: of(AlarmType::Corrupt),
+        })
+    }
+
+    /// Drops history up to `revision` (which backups hold), defragments, and clears the alarm if that has helped.
+    pub(super) async fn make_room(
+        &self,
+        raised: &[u64],
+        revision: i64,
+        run: &Run,
+    ) -> Result<Room, MaintenanceError> {
+        if let Err(error) = self.compact(revision).await {
+            // Most often it is compacted up to there already; if not, defragmentation may still help.
+            info!(%error, revision, "the history can't be compacted any further");
+        }
+        self.defragment(FULL, run).await?;
+        let quota = self.quota();
+        let members = self.settled_members().await?;
+        let size = members.iter().map(Target::size).max().unwrap_or(0);
+        if !has_room(size, quota) {
+            return Ok(Room::None { size, quota });
+        }
+        let mut client = self.connector.local().await?;
+        for member in raised {
+            disarm(&mut client, *member).await?;
+        }
+        Ok(Room::Made)
+    }
+
+    /// Size at which etcd refuses writes, as it was started with.
+    pub(super) fn quota(&self) -> u64 {
+        let configured = || {
+            let text = std::fs::read_to_string(&self.running).ok()?;
+            let config: serde_json::Map<String, serde_json::Value> = serde_saphyr::from_str(&text).ok()?;
+            config.get("quota-backend-bytes")?.as_u64()
+        };
+        configured().filter(|quota| *quota > 0).unwrap_or(DEFAULT_QUOTA)
+    }
+
+    /// Compares the members' data at one revision. Returns the names of those that differ from the majority; `None` when
+    /// there is no majority, or too few answer.
+    pub(super) async fn differing_members(&self) -> Result<Option<Vec<String>>, MaintenanceError> {
+        let mut client = self.connector.local().await?;
+        let revision = backup::revision(&mut client).await?;
+        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let hashes = listed.members().iter().map(|member| async move {
+            let mut client = self.connector.remote(member.client_urls()).await.ok()?;
+            let hashed = call("hash the data", CALL_TIMEOUT, client.hash_kv(revision))
+                .await
+                .ok()?;
+            // Hashes are those of the history too: they only compare after the same compaction.
+            Some((
+                member.name().to_owned(),
+                (hashed.compact_version(), hashed.hash()),
+            ))
+        });
+        let hashes: Vec<_> = join_all(hashes).await.into_iter().flatten().collect();
+        Ok(minority(&hashes, listed.members().len()))
+    }
+}
+
+fn has_room(size: u64, quota: u64) -> bool {
+    size <= quota - quota / ROOM
+}
+
+/// Those that differ from what more than half of all members have.
+fn minority<H: Ord>(hashes: &[(String, H)], members: usize) -> Option<Vec<String>> {
+    let mut counts = BTreeMap::new();
+    for (_, hash) in hashes {
+        *counts.entry(hash).or_insert(0_usize) += 1;
+    }
+    let (majority, _) = counts.into_iter().find(|(_, count)| *count > members / 2)?;
+    let differing = hashes.iter().filter(|(_, hash)| hash != majority);
+    Some(differing.map(|(name, _)| name.clone()).collect())
+}
+
+async fn disarm(client: &mut Client, member: u64) -> Result<(), MaintenanceError> {
+    let mut options = AlarmOptions::new();
+    options.with_member(member);
+    let disarming = client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options));
+    call("clear the alarm NOSPACE", CALL_TIMEOUT, disarming).await?;
+    warn!(member = crate::etcd::hex_id(member), "cleared the alarm NOSPACE");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_alarm_stays_until_there_is_room() {
+        assert!(has_room(95, 100));
+        assert!(!has_room(96, 100));
+        assert!(!has_room(200, 100));
+    }
+
+    /// Only a majority of all members, not of those that answer, says who is wrong.
+    #[test]
+    fn the_majority_tells_who_differs() {
+        let hashes = |list: &[(&str, u32)]| -> Vec<(String, u32)> {
+            list.iter()
+                .map(|(name, hash)| ((*name).to_owned(), *hash))
+                .collect()
+        };
+        let found = |list: &[(&str, u32)], members| minority(&hashes(list), members);
+        assert_eq!(
+            found(&[("a", 1), ("b", 2), ("c", 1)], 3),
+            Some(vec!["b".to_owned()])
+        );
+        assert_eq!(found(&[("a", 1), ("b", 1), ("c", 1)], 3), Some(vec![]));
+        assert_eq!(found(&[("a", 1), ("b", 2)], 3), None);
+        assert_eq!(found(&[("a", 1)], 3), None);
+        assert_eq!(found(&[("a", 1), ("b", 2), ("c", 3)], 3), None);
+    }
+}

@@ -1,0 +1,246 @@
+//! A pass over all members. Before each member all of them are looked at: none is touched while another one doesn't serve,
+//! learns, or is behind.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use etcd_client::{Client, Member, StatusResponse};
+use futures::future::try_join_all;
+use steward_proto::v1::{DefragmentResult, MemberDefragmentation};
+use tokio::time::sleep;
+use tracing::info;
+
+use super::{Maintenance, MaintenanceError};
+use crate::{
+    etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id},
+    server::operations::Run,
+};
+
+/// Shortest deadline of one member's defragmentation; a disk rewrites at least this much a second.
+const FIRST_DEADLINE: Duration = Duration::from_mins(1);
+const BYTES_PER_SECOND: u64 = 8 << 20;
+/// How long a member may take to catch up.
+pub(super) const SETTLE: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(100);
+/// A member that has so few entries to apply has caught up.
+const SETTLED: u64 = 1000;
+
+/// What makes a member worth it: both must be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Threshold {
+    /// Bytes that would be won.
+    pub bytes: u64,
+    /// Share of the database file that would be won, in percent.
+    pub percent: u64,
+}
+
+impl Threshold {
+    /// Whether a database of `size` bytes, of which `in_use` hold data, is worth it.
+    pub fn is_reached(self, size: u64, in_use: u64) -> bool {
+        let won = size.saturating_sub(in_use);
+        won >= self.bytes && won.saturating_mul(100) >= size.saturating_mul(self.percent)
+    }
+}
+
+/// A member, with a connection to it alone, and how it was a moment ago.
+pub(super) struct Target {
+    pub(super) name: String,
+    pub(super) id: u64,
+    pub(super) status: StatusResponse,
+    url: String,
+    client: Client,
+}
+
+impl Target {
+    pub(super) fn size(&self) -> u64 {
+        u64::try_from(self.status.db_size()).unwrap_or(0)
+    }
+
+    fn in_use(&self) -> u64 {
+        u64::try_from(self.status.raft_used_db_size()).unwrap_or(0)
+    }
+
+    fn leads(&self) -> bool {
+        self.id == self.status.leader()
+    }
+
+    fn failed(&self, source: EtcdError) -> MaintenanceError {
+        MaintenanceError::Member {
+            member: self.name.clone(),
+            source,
+        }
+    }
+}
+
+impl Maintenance {
+    /// Defragments all members that are worth it: followers by name, then the leader, which hands over first.
+    pub async fn defragment(
+        &self,
+        worth: Threshold,
+        run: &Run,
+    ) -> Result<DefragmentResult, MaintenanceError> {
+        let _turn = self.turn.lock().await;
+        let (mut done, mut result) = (BTreeSet::new(), DefragmentResult::default());
+        loop {
+            let mut targets = self.settled_members().await?;
+            let total = i64::try_from(targets.len()).unwrap_or(i64::MAX);
+            let progress = i64::try_from(done.len()).unwrap_or(i64::MAX);
+            // The leadership may have moved since: whoever leads now is the last.
+            targets.sort_by_key(|target| (done.contains(&target.id), target.leads(), target.name.clone()));
+            let successor = targets.iter().find(|other| !other.leads()).map(|other| other.id);
+            let Some(next) = targets.first_mut().filter(|target| !done.contains(&target.id)) else {
+                run.progress("done", total, total, "members");
+                return Ok(result);
+            };
+            run.progress(&next.name, progress, total, "members");
+            done.insert(next.id);
+            if !worth.is_reached(next.size(), next.in_use()) {
+                result.members.push(skipped(next));
+                continue;
+            }
+            if let (true, Some(successor)) = (next.leads(), successor) {
+                hand_over(next, successor).await?;
+            }
+            result.members.push(self.one(next).await?);
+        }
+    }
+
+    /// All members, once each of them serves and has caught up.
+    pub(super) async fn settled_members(&self) -> Result<Vec<Target>, MaintenanceError> {
+        let begun = Instant::now();
+        loop {
+            let targets = self.members().await?;
+            let newest = targets
+                .iter()
+                .map(|target| target.status.raft_index())
+                .max()
+                .unwrap_or(0);
+            let behind =
+                |target: &&Target| newest.saturating_sub(target.status.raft_applied_index()) >= SETTLED;
+            let Some(late) = targets.iter().find(behind) else {
+                return Ok(targets);
+            };
+            if begun.elapsed() > SETTLE {
+                return Err(MaintenanceError::NotSettled(late.name.clone()));
+            }
+            sleep(LOOK).await;
+        }
+    }
+
+    /// All members; an error if one of them doesn't serve.
+    async fn members(&self) -> Result<Vec<Target>, MaintenanceError> {
+        let mut local = self.connector.local().await?;
+        let listed = call("list members", CALL_TIMEOUT, local.member_list()).await?;
+        let targets = listed
+            .members()
+            .iter()
+            .map(|member| target(&self.connector, member));
+        try_join_all(targets).await
+    }
+
+    async fn one(&self, target: &mut Target) -> Result<MemberDefragmentation, MaintenanceError> {
+        let before = target.size();
+        let deadline = self.deadline.unwrap_or_else(|| deadline(before));
+        let begun = Instant::now();
+        let defragmented = call("defragment", deadline, target.client.defragment()).await;
+        let duration = begun.elapsed();
+        self.metrics
+            .defragmented(&target.url, defragmented.is_ok(), duration);
+        defragmented.map_err(|source| target.failed(source))?;
+        let status = call("status", CALL_TIMEOUT, target.client.status()).await;
+        let after = status.map_err(|source| target.failed(source))?.db_size();
+        info!(member = target.name, before, after, ?duration, "defragmented");
+        Ok(MemberDefragmentation {
+            member: target.name.clone(),
+            db_size_before_bytes: target.status.db_size(),
+            db_size_after_bytes: after,
+            duration: duration.try_into().ok(),
+            skipped: false,
+        })
+    }
+}
+
+fn deadline(size: u64) -> Duration {
+    FIRST_DEADLINE + Duration::from_secs(size / BYTES_PER_SECOND)
+}
+
+async fn target(connector: &Connector, member: &Member) -> Result<Target, MaintenanceError> {
+    let Some(url) = member.client_urls().first().cloned() else {
+        return Err(MaintenanceError::NotStarted(hex_id(member.id())));
+    };
+    let name = member.name().to_owned();
+    if member.is_learner() {
+        return Err(MaintenanceError::Learner(name));
+    }
+    let failed = |source| MaintenanceError::Member {
+        member: name.clone(),
+        source,
+    };
+    let mut client = connector.remote(member.client_urls()).await.map_err(failed)?;
+    let status = call("status", CALL_TIMEOUT, client.status())
+        .await
+        .map_err(failed)?;
+    if status.leader() == 0 {
+        return Err(MaintenanceError::NoLeader(name));
+    }
+    Ok(Target {
+        id: member.id(),
+        client,
+        status,
+        url,
+        name,
+    })
+}
+
+async fn hand_over(leader: &mut Target, successor: u64) -> Result<(), MaintenanceError> {
+    info!(
+        from = leader.name,
+        to = hex_id(successor),
+        "moving the leadership"
+    );
+    let moving = leader.client.move_leader(successor);
+    let moved = call("move the leadership", CALL_TIMEOUT, moving).await;
+    moved.map(|_| ()).map_err(|source| leader.failed(source))
+}
+
+fn skipped(target: &Target) -> MemberDefragmentation {
+    MemberDefragmentation {
+        member: target.name.clone(),
+        db_size_before_bytes: target.status.db_size(),
+        db_size_after_bytes: target.status.db_size(),
+        duration: None,
+        skipped: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_member_must_be_worth_its_pause() {
+        let both = Threshold {
+            bytes: 8,
+            percent: 10,
+        };
+        for (size, in_use, expected) in [
+            (100, 100, false),
+            (100, 92, false), // 8 bytes, 8 percent
+            (100, 90, true),
+            (20, 13, false), // 35 percent, 7 bytes
+            (20, 12, true),
+            (10, 20, false), // the numbers of a moment each
+        ] {
+            assert_eq!(both.is_reached(size, in_use), expected, "{in_use} of {size}");
+        }
+        assert!(Threshold { bytes: 0, percent: 0 }.is_reached(0, 0));
+    }
+
+    #[test]
+    fn large_databases_get_more_time() {
+        assert_eq!(deadline(0), Duration::from_mins(1));
+        assert_eq!(deadline(8 << 30), Duration::from_secs(60 + 1024));
+    }
+}

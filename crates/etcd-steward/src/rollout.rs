@@ -1,0 +1,310 @@
+//! Brings a changed configuration, or a changed authority, into the running etcd: by a restart of the process, one member of
+//! the cluster at a time, and only while all others serve. Followers come in the order of their ordinals, the leader last,
+//! after it has handed over.
+//!
+//! Members agree through their EtcdMembers, which the API server orders: who wants to restart first says so there, then
+//! looks whether somebody else has said so too. Of two that see each other at least one steps back.
+
+mod turn;
+
+use std::{path::PathBuf, time::Duration};
+
+use api::{
+    conditions::member as condition,
+    steward::{ClusterConfig, etcd_file},
+    v1alpha1::{ConditionStatus, EtcdMemberStatus, MemberRole},
+};
+use etcd_client::Member;
+use futures::future::join_all;
+use serde_json::{Map, Value};
+use tokio::{sync::watch, time::sleep};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use self::turn::{Peer, Place, Turn, turn};
+use crate::{
+    bootstrap::{
+        config::{self, Version},
+        session::Sessions,
+    },
+    etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id},
+    member::{Status, kubernetes::Kubernetes},
+};
+
+/// Pause between two looks at the others while the member's turn hasn't come.
+const LOOK: Duration = Duration::from_secs(3);
+/// Content of a Secret may change without an event that is seen here.
+const RECHECK: Duration = Duration::from_mins(1);
+
+/// Why it can't be told whether the member may restart.
+#[derive(Debug, thiserror::Error)]
+enum RolloutError {
+    #[error(transparent)]
+    Config(#[from] config::ConfigError),
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    #[error("the members' EtcdMembers: {0}")]
+    Kubernetes(#[from] kube::Error),
+}
+
+/// The rollout at one member.
+#[derive(Debug)]
+pub struct Rollout {
+    /// The launcher's session.
+    pub sessions: Sessions,
+    /// Connections to the members' etcds.
+    pub connector: Connector,
+    /// The wanted members.
+    pub cluster: ClusterConfig,
+    /// Name of this member.
+    pub own: String,
+    /// Folder with all members' configurations.
+    pub config: PathBuf,
+    /// Where members agree.
+    pub kubernetes: Option<Kubernetes>,
+    /// What the member tells.
+    pub status: Status,
+}
+
+impl Rollout {
+    /// Works until `shutdown`. `changes` tells when a file may have changed.
+    pub async fn run(self, changes: watch::Receiver<()>, shutdown: CancellationToken) {
+        tokio::select! {
+            () = self.work(changes) => {}
+            () = shutdown.cancelled() => {}
+        }
+    }
+
+    async fn work(&self, mut changes: watch::Receiver<()>) {
+        let mut running = self.sessions.running();
+        loop {
+            let now = running.borrow_and_update().clone();
+            let pause = match self.step(now).await {
+                Ok(pause) => pause,
+                Err(error) => {
+                    self.wait(&error.to_string());
+                    LOOK
+                }
+            };
+            tokio::select! {
+                () = sleep(pause) => {}
+                Ok(()) = changes.changed() => {}
+                Ok(()) = running.changed() => {}
+            }
+        }
+    }
+
+    /// One look, and what follows from it. Returns when to look again.
+    async fn step(&self, running: Option<Version>) -> Result<Duration, RolloutError> {
+        let Some(running) = running else {
+            // Whatever starts it next starts it with the newest configuration.
+            return Ok(RECHECK);
+        };
+        let wanted = self.wanted(&self.own)?;
+        if running == wanted {
+            return Ok(if self.is_done() { RECHECK } else { LOOK });
+        }
+        match self.turn().await? {
+            Turn::Wait(why) => self.wait(&why),
+            Turn::HandOver(successor) => self.hand_over(&successor).await?,
+            Turn::Go => {
+                if self.claim().await? {
+                    info!(%running, %wanted, "restarting etcd with the new configuration");
+                    self.sessions.restart();
+                    self.restarted().await;
+                }
+            }
+        }
+        Ok(LOOK)
+    }
+
+    /// What a member's etcd should run with.
+    fn wanted(&self, member: &str) -> Result<Version, RolloutError> {
+        Ok(config::version_of(&self.file(member)?)?)
+    }
+
+    fn file(&self, member: &str) -> Result<Map<String, Value>, RolloutError> {
+        Ok(config::read(&self.config.join(etcd_file(member)))?)
+    }
+
+    /// Whether etcd, which runs with what is wanted, serves as well. Then nothing is waited for any more.
+    fn is_done(&self) -> bool {
+        let serves = |status: &EtcdMemberStatus| {
+            let ready = status
+                .conditions
+                .iter()
+                .find(|known| known.type_ == condition::READY);
+            ready.is_some_and(|ready| ready.status == ConditionStatus::True)
+        };
+        let serves = self.status.read(serves);
+        if serves {
+            self.status.no_condition(condition::RESTARTING);
+        }
+        serves
+    }
+
+    fn wait(&self, why: &str) {
+        let told = self.status.read(|status| {
+            let told = status
+                .conditions
+                .iter()
+                .find(|known| known.type_ == condition::RESTARTING);
+            told.is_some_and(|told| told.message == why)
+        });
+        if !told {
+            info!(why, "a new configuration waits for its turn");
+        }
+        self.status.condition(
+            condition::RESTARTING,
+            ConditionStatus::False,
+            condition::WAITING_FOR_TURN,
+            why,
+        );
+    }
+
+    async fn turn(&self) -> Result<Turn, RolloutError> {
+        let leads = self.status.read(|status| status.role == Some(MemberRole::Leader));
+        let ordinal = self
+            .cluster
+            .members
+            .iter()
+            .position(|member| member.name == self.own);
+        let place = Place {
+            ordinal: ordinal.unwrap_or(usize::MAX),
+            leads,
+        };
+        if self.cluster.members.len() <= 1 {
+            return Ok(Turn::Go);
+        }
+        let mut client = self.connector.local().await?;
+        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        if let Some(why) = self.moved_peers(listed.members())? {
+            return Ok(Turn::Wait(why));
+        }
+        let others = self
+            .cluster
+            .members
+            .iter()
+            .enumerate()
+            .filter(|(_, member)| member.name != self.own);
+        let looks = others.map(|(ordinal, member)| self.peer(ordinal, &member.name, listed.members()));
+        let peers: Result<Vec<_>, RolloutError> = join_all(looks).await.into_iter().collect();
+        Ok(turn(place, &peers?))
+    }
+
+    /// A member whose peers are to reach it in another way than the cluster knows must not start like that.
+    fn moved_peers(&self, listed: &[Member]) -> Result<Option<String>, RolloutError> {
+        let own = listed.iter().find(|member| member.name() == self.own);
+        let known = own
+            .and_then(|own| own.peer_urls().first())
+            .and_then(|url| scheme(url).map(str::to_owned));
+        let file = self.file(&self.own)?;
+        let wanted = file
+            .get("listen-peer-urls")
+            .and_then(Value::as_str)
+            .and_then(scheme);
+        Ok(match (known.as_deref(), wanted) {
+            (Some(known), Some(wanted)) if known != wanted => Some(format!(
+                "the cluster reaches this member by {known}, the new configuration is for {wanted}: TLS between the peers \
+                 of a running cluster can't be switched on or off"
+            )),
+            _ => None,
+        })
+    }
+
+    async fn peer(&self, ordinal: usize, name: &str, listed: &[Member]) -> Result<Peer, RolloutError> {
+        let wanted = self.wanted(name)?;
+        let record = match &self.kubernetes {
+            Some(kubernetes) => kubernetes.member(name).await?.and_then(|member| member.status),
+            None => None,
+        };
+        let updated = record.as_ref().map(|status| {
+            status.observed_config_hash.as_deref() == Some(wanted.config.as_str())
+                && status.observed_tls_hash.as_deref().unwrap_or_default() == wanted.authorities
+        });
+        let restarting = record.is_some_and(|status| {
+            let condition = status
+                .conditions
+                .iter()
+                .find(|known| known.type_ == condition::RESTARTING);
+            condition.is_some_and(|restarting| restarting.status == ConditionStatus::True)
+        });
+        let mut peer = Peer {
+            ordinal,
+            name: name.to_owned(),
+            id: 0,
+            serves: false,
+            leads: false,
+            updated,
+            restarting,
+        };
+        let Some(member) = listed
+            .iter()
+            .find(|member| member.name() == name && !member.is_learner())
+        else {
+            return Ok(peer);
+        };
+        peer.id = member.id();
+        // By the URLs that it runs with, which may be other ones than those that are wanted.
+        let asked = async {
+            let mut client = self.connector.remote(member.client_urls()).await?;
+            call("status", CALL_TIMEOUT, client.status()).await
+        };
+        if let Ok(status) = asked.await {
+            (peer.serves, peer.leads) = (status.leader() != 0, status.leader() == member.id());
+        }
+        Ok(peer)
+    }
+
+    async fn hand_over(&self, successor: &Peer) -> Result<(), RolloutError> {
+        info!(
+            to = successor.name,
+            id = hex_id(successor.id),
+            "handing over the leadership before the restart"
+        );
+        let mut client = self.connector.local().await?;
+        let moving = client.move_leader(successor.id);
+        call("move the leadership", CALL_TIMEOUT, moving).await?;
+        let mut followed = self.status.subscribe();
+        let follows = followed.wait_for(|status| status.role != Some(MemberRole::Leader));
+        let _ = tokio::time::timeout(LOOK, follows).await;
+        Ok(())
+    }
+
+    /// Says that this member restarts, then looks again. False when somebody else was faster.
+    async fn claim(&self) -> Result<bool, RolloutError> {
+        self.status.condition(
+            condition::RESTARTING,
+            ConditionStatus::True,
+            condition::CONFIGURATION_CHANGED,
+            "etcd is restarted with its new configuration",
+        );
+        let Some(kubernetes) = &self.kubernetes else {
+            return Ok(true);
+        };
+        let agreed = match kubernetes.publish_now(&self.status).await {
+            Ok(_) => self.turn().await,
+            Err(error) => Err(error.into()),
+        };
+        if let Ok(Turn::Go) = agreed {
+            return Ok(true);
+        }
+        self.wait("another member is restarting");
+        sleep(LOOK.mul_f64(rand::random())).await;
+        agreed.map(|_| false)
+    }
+
+    /// Until etcd runs with another configuration, or for so long that it must be asked for again.
+    async fn restarted(&self) {
+        let mut running = self.sessions.running();
+        let before = running.borrow_and_update().clone();
+        let changed = running.wait_for(|now| now.is_some() && *now != before);
+        if tokio::time::timeout(RECHECK, changed).await.is_err() {
+            warn!("etcd doesn't run with the new configuration yet");
+        }
+    }
+}
+
+fn scheme(url: &str) -> Option<&str> {
+    url.split_once("://").map(|(scheme, _)| scheme)
+}

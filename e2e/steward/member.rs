@@ -1,0 +1,318 @@
+//! A member on loopback: its steward, its launcher with a real etcd, and their folder.
+
+use std::{
+    env,
+    fs::{self, File},
+    net::TcpListener,
+    path::PathBuf,
+    process::{self, Child, Command, Output, Stdio},
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context as _, anyhow, bail, ensure};
+use etcd_client::Client;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use steward_proto::v1::snapshots_service_client::SnapshotsServiceClient;
+use tonic::transport::Channel;
+
+/// A member: its processes and its folder.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) name: String,
+    folder: PathBuf,
+    etcd: &'static str,
+    ports: Ports,
+    steward: Option<Child>,
+    launcher: Option<Child>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Ports {
+    client: u16,
+    peer: u16,
+    metrics: u16,
+    launcher: u16,
+    api: u16,
+    health: u16,
+}
+
+impl Ports {
+    fn free() -> anyhow::Result<Self> {
+        Ok(Self {
+            client: free_port()?,
+            peer: free_port()?,
+            metrics: free_port()?,
+            launcher: free_port()?,
+            api: free_port()?,
+            health: free_port()?,
+        })
+    }
+}
+
+/// A port that nobody listens on, that no other test of this process was given, and that no client is: those get theirs
+/// from 32768 on. Where the search begins differs from process to process.
+fn free_port() -> anyhow::Result<u16> {
+    static TAKEN: AtomicU32 = AtomicU32::new(0);
+    for _ in 0..1000 {
+        let number = process::id() % 200 * 100 + TAKEN.fetch_add(1, Ordering::Relaxed);
+        let port = u16::try_from(12_000 + number % 20_000)?;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port is free")
+}
+
+/// The binary beside the test's own.
+fn program() -> anyhow::Result<PathBuf> {
+    let test = env::current_exe()?;
+    let folder = test.ancestors().nth(2).context("the target folder")?;
+    Ok(folder.join("etcd-steward"))
+}
+
+/// Runs a command of the steward to its good end.
+pub(crate) fn run(args: &[&str]) -> anyhow::Result<Output> {
+    let output = Command::new(program()?)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()?;
+    ensure!(
+        output.status.success(),
+        "{args:?}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(output)
+}
+
+fn path_with(etcd: &str) -> anyhow::Result<String> {
+    let cache = env::var("DRUID_DEV_CACHE").map(PathBuf::from).or_else(|_| {
+        let cache = env::var("XDG_CACHE_HOME").or_else(|_| env::var("HOME").map(|home| home + "/.cache"));
+        cache.map(|cache| PathBuf::from(cache).join("druid-dev"))
+    })?;
+    let folder = cache.join(format!("bin/etcd-{etcd}"));
+    ensure!(
+        folder.join("etcd").exists(),
+        "there is no etcd in {}",
+        folder.display()
+    );
+    Ok(format!(
+        "{}:{}",
+        folder.display(),
+        env::var("PATH").unwrap_or_default()
+    ))
+}
+
+impl Member {
+    /// A member that has its folder and ports, and doesn't run.
+    pub(crate) fn new(name: String, folder: PathBuf, etcd: &'static str) -> anyhow::Result<Self> {
+        for part in ["config", "data", "run", "temp"] {
+            fs::create_dir_all(folder.join(part))?;
+        }
+        Ok(Self {
+            name,
+            folder,
+            etcd,
+            ports: Ports::free()?,
+            steward: None,
+            launcher: None,
+        })
+    }
+
+    /// Writes the member's part of the ConfigMap.
+    pub(crate) fn configure(&self, steward: &str, etcd: &str) -> anyhow::Result<()> {
+        let config = self.folder.join("config");
+        fs::write(config.join(format!("etcd-{}.yaml", self.name)), etcd)?;
+        Ok(fs::write(config.join("steward.yaml"), steward)?)
+    }
+
+    pub(crate) fn client_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.ports.client)
+    }
+
+    pub(crate) fn peer_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.ports.peer)
+    }
+
+    pub(crate) fn api_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.ports.api)
+    }
+
+    pub(crate) fn metrics_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.ports.metrics)
+    }
+
+    /// The data volume.
+    pub(crate) fn volume(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    /// etcd's data directory.
+    pub(crate) fn data_dir(&self) -> PathBuf {
+        self.volume().join("new.etcd")
+    }
+
+    /// Starts what doesn't run.
+    pub(crate) fn start(&mut self) -> anyhow::Result<()> {
+        if self.steward.is_none() {
+            self.start_steward()?;
+        }
+        if self.launcher.is_none() {
+            self.start_launcher()?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn start_steward(&mut self) -> anyhow::Result<()> {
+        let Ports { api, health, .. } = self.ports;
+        let flag = |name: &str, part: &str| format!("--{name}={}", self.folder.join(part).display());
+        let child = self
+            .command("steward.log")?
+            .arg("serve")
+            .args([
+                flag("config", "config"),
+                flag("volume", "data"),
+                flag("data-dir", "data/new.etcd"),
+            ])
+            .args([flag("temp", "temp"), flag("socket", "run/steward.sock")])
+            .arg(format!("--listen=127.0.0.1:{api}"))
+            .arg(format!("--listen-health=127.0.0.1:{health}"))
+            .args(["--insecure-api", "--no-kubernetes", "--log-format=text"])
+            .env("POD_NAME", &self.name)
+            .spawn()?;
+        self.steward = Some(child);
+        Ok(())
+    }
+
+    fn start_launcher(&mut self) -> anyhow::Result<()> {
+        let Ports {
+            launcher, metrics, ..
+        } = self.ports;
+        let flag = |name: &str, part: &str| format!("--{name}={}", self.folder.join(part).display());
+        let child = self
+            .command("launcher.log")?
+            .arg("launch")
+            .args([
+                flag("socket", "run/steward.sock"),
+                flag("volume", "data"),
+                flag("run", "run"),
+            ])
+            .arg(format!("--listen=127.0.0.1:{launcher}"))
+            .arg(format!("--etcd-health=127.0.0.1:{metrics}"))
+            .env("PATH", path_with(self.etcd)?)
+            .spawn()?;
+        self.launcher = Some(child);
+        Ok(())
+    }
+
+    fn command(&self, log: &str) -> anyhow::Result<Command> {
+        let log = File::options()
+            .create(true)
+            .append(true)
+            .open(self.folder.join(log))?;
+        let mut command = Command::new(program()?);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        Ok(command)
+    }
+
+    /// Ends all processes of the member at once.
+    pub(crate) fn kill(&mut self) {
+        self.kill_steward();
+        let etcd = self.etcd_pid();
+        if let Some(launcher) = self.launcher.take() {
+            end(launcher);
+        }
+        if let Some(etcd) = etcd {
+            let _ = kill(etcd, Signal::SIGKILL);
+        }
+    }
+
+    pub(crate) fn kill_steward(&mut self) {
+        if let Some(steward) = self.steward.take() {
+            end(steward);
+        }
+    }
+
+    /// The launcher's only child.
+    fn etcd_pid(&self) -> Option<Pid> {
+        let launcher = self.launcher.as_ref()?.id();
+        let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
+        children
+            .split_whitespace()
+            .next()?
+            .parse()
+            .ok()
+            .map(Pid::from_raw)
+    }
+
+    /// Loses the volume's content.
+    pub(crate) fn wipe(&self) -> anyhow::Result<()> {
+        fs::remove_dir_all(self.volume())?;
+        Ok(fs::create_dir(self.volume())?)
+    }
+
+    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::connect([self.client_url()], None).await?)
+    }
+
+    /// The cluster that the member serves: it answers a linearizable read.
+    pub(crate) async fn cluster_id(&self) -> anyhow::Result<u64> {
+        let read = async {
+            let response = self.client().await?.get("any", None).await?;
+            Ok(response.header().context("a header")?.cluster_id())
+        };
+        tokio::time::timeout(Duration::from_secs(2), read)
+            .await
+            .map_err(|_| anyhow!("{} doesn't answer", self.name))?
+    }
+
+    /// The member's ID in the cluster.
+    pub(crate) async fn id(&self) -> anyhow::Result<u64> {
+        let response = self.client().await?.status().await?;
+        Ok(response.header().context("a header")?.member_id())
+    }
+
+    /// How many keys with a prefix the member itself knows.
+    pub(crate) async fn count(&self, prefix: &str) -> anyhow::Result<i64> {
+        let options = etcd_client::GetOptions::new().with_prefix().with_count_only();
+        let response = self.client().await?.get(prefix, Some(options)).await?;
+        Ok(response.count())
+    }
+
+    pub(crate) async fn snapshots(&self) -> anyhow::Result<SnapshotsServiceClient<Channel>> {
+        Ok(SnapshotsServiceClient::connect(self.api_url()).await?)
+    }
+
+    /// What the steward has logged.
+    pub(crate) fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("steward.log")).unwrap_or_default()
+    }
+
+    pub(crate) fn last_words(&self) -> String {
+        let tail = |log: &str| {
+            let text = fs::read_to_string(self.folder.join(log)).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            lines[lines.len().saturating_sub(12)..].join("\n")
+        };
+        let (steward, launcher) = (tail("steward.log"), tail("launcher.log"));
+        format!(
+            "--- {} steward:\n{steward}\n--- launcher and etcd:\n{launcher}\n",
+            self.name
+        )
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn end(mut child: Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}

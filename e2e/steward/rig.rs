@@ -1,0 +1,254 @@
+//! Members on loopback: for each a steward, a launcher and a real etcd, and one folder as their store. No Kubernetes.
+
+use std::{
+    fs,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use etcd_client::Client;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+use crate::member::{Member, run};
+
+/// Long enough for a machine that does other things as well.
+pub(crate) const PATIENCE: Duration = Duration::from_mins(1);
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// What the cluster is like.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    pub(crate) size: usize,
+    /// Minor version of etcd.
+    pub(crate) etcd: &'static str,
+    /// `spec.backup`, without its store; no store when it is null.
+    pub(crate) backup: Value,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            size: 3,
+            etcd: "3.6",
+            backup: json!({"deltaSnapshotPeriod": "1s", "fullSnapshotSchedule": "0 0 1 1 *"}),
+        }
+    }
+}
+
+/// A cluster on loopback.
+#[derive(Debug)]
+pub(crate) struct Rig {
+    pub(crate) members: Vec<Member>,
+    setup: Setup,
+    folder: TempDir,
+}
+
+impl Rig {
+    /// Writes the configuration; nothing runs yet.
+    pub(crate) fn new(setup: Setup) -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("druid-rig-").tempdir()?;
+        let mut rig = Self {
+            members: Vec::new(),
+            setup,
+            folder,
+        };
+        rig.resize(rig.setup.size)?;
+        Ok(rig)
+    }
+
+    /// A cluster of which every member serves.
+    pub(crate) async fn start(setup: Setup) -> anyhow::Result<Self> {
+        let mut rig = Self::new(setup)?;
+        rig.start_all()?;
+        rig.until_ready().await?;
+        Ok(rig)
+    }
+
+    pub(crate) fn start_all(&mut self) -> anyhow::Result<()> {
+        self.members.iter_mut().try_for_each(Member::start)
+    }
+
+    /// Ends everything at once, as when the machine loses its power.
+    pub(crate) fn kill_all(&mut self) {
+        self.members.iter_mut().for_each(Member::kill);
+    }
+
+    /// Makes it known to all that the cluster is to have so many members. New ones don't run yet.
+    pub(crate) fn resize(&mut self, size: usize) -> anyhow::Result<()> {
+        for ordinal in self.members.len()..size {
+            let name = format!("t1-{ordinal}");
+            let folder = self.folder.path().join(&name);
+            self.members.push(Member::new(name, folder, self.setup.etcd)?);
+        }
+        fs::create_dir_all(self.store())?;
+        self.members.iter().try_for_each(|member| self.configure(member))
+    }
+
+    fn configure(&self, member: &Member) -> anyhow::Result<()> {
+        let members: Vec<_> = self
+            .members
+            .iter()
+            .map(|member| {
+                json!({
+                    "name": member.name, "pod": member.name, "peerUrls": [member.peer_url()],
+                    "clientUrls": [member.client_url()], "stewardUrl": member.api_url(),
+                })
+            })
+            .collect();
+        let mut backup = self.setup.backup.clone();
+        if !backup.is_null() {
+            backup["store"] = json!({"provider": "Local", "container": self.store(), "prefix": ""});
+        }
+        let steward = json!({
+            "cluster": {"name": "t1", "namespace": "lab", "uid": "u-1", "token": "u-1", "members": members},
+            "backup": if backup.is_null() { json!({}) } else { backup },
+        });
+        let initial: Vec<_> = self
+            .members
+            .iter()
+            .map(|member| format!("{}={}", member.name, member.peer_url()))
+            .collect();
+        let etcd = json!({
+            "name": member.name,
+            "listen-peer-urls": member.peer_url(),
+            "listen-client-urls": member.client_url(),
+            "advertise-client-urls": member.client_url(),
+            "initial-advertise-peer-urls": member.peer_url(),
+            "initial-cluster": initial.join(","),
+            "initial-cluster-token": "u-1",
+            "listen-metrics-urls": member.metrics_url(),
+        });
+        // JSON is YAML.
+        member.configure(&steward.to_string(), &etcd.to_string())
+    }
+
+    /// The folder of the store; `v2/` lies directly in it.
+    pub(crate) fn store(&self) -> PathBuf {
+        self.folder.path().join("store")
+    }
+
+    /// Names of the objects in the store, sorted by time.
+    pub(crate) fn stored(&self) -> anyhow::Result<Vec<String>> {
+        let folder = self.store().join("v2");
+        if !folder.exists() {
+            return Ok(Vec::new());
+        }
+        let mut names: Vec<_> = fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect::<anyhow::Result<_>>()?;
+        names.retain(|name| name.starts_with("Full-") || name.starts_with("Incr-"));
+        names.sort_by_key(|name| revisions(name));
+        Ok(names)
+    }
+
+    /// A client of all members.
+    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
+        let urls: Vec<_> = self.members.iter().map(Member::client_url).collect();
+        Ok(Client::connect(urls, None).await?)
+    }
+
+    /// Waits until every member serves, and all belong to one cluster.
+    pub(crate) async fn until_ready(&self) -> anyhow::Result<()> {
+        self.until("all members serve", async || {
+            let mut clusters = Vec::new();
+            for member in &self.members {
+                clusters.push(member.cluster_id().await?);
+            }
+            clusters.dedup();
+            ensure!(
+                clusters.len() == 1,
+                "the members belong to clusters {clusters:x?}"
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until something holds. What it was like at last is in the error.
+    pub(crate) async fn until<T>(
+        &self,
+        what: &str,
+        holds: impl AsyncFn() -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match holds().await {
+                Ok(value) => return Ok(value),
+                Err(error) if Instant::now() > deadline => {
+                    let logs: String = self.members.iter().map(Member::last_words).collect();
+                    return Err(error.context(format!("waited {PATIENCE:?} until {what}\n{logs}")));
+                }
+                Err(_) => sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// The member that leads.
+    pub(crate) async fn leader(&self) -> anyhow::Result<usize> {
+        self.until("there is a leader", async || {
+            for (index, member) in self.members.iter().enumerate() {
+                let status = member.client().await?.status().await?;
+                if status
+                    .header()
+                    .is_some_and(|header| header.member_id() == status.leader())
+                {
+                    return Ok(index);
+                }
+            }
+            bail!("no member says that it leads")
+        })
+        .await
+    }
+
+    /// Writes keys `<prefix>0`, `<prefix>1`… and returns the last revision.
+    pub(crate) async fn put(&self, prefix: &str, count: usize) -> anyhow::Result<i64> {
+        let mut client = self.client().await?;
+        let mut revision = 0;
+        for number in 0..count {
+            let response = client
+                .put(format!("{prefix}{number}"), format!("value {number}"), None)
+                .await?;
+            revision = response.header().context("a header")?.revision();
+        }
+        Ok(revision)
+    }
+
+    /// Waits until the store covers a revision.
+    pub(crate) async fn until_covered(&self, revision: i64) -> anyhow::Result<()> {
+        self.until(&format!("revision {revision} is stored"), async || {
+            let stored = self.stored()?;
+            let covered = stored.iter().map(|name| revisions(name).1).max();
+            ensure!(covered >= Some(revision), "the store holds {stored:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// Restores the backups with the command line, and returns the records: what `dump` prints.
+    pub(crate) fn restored(&self) -> anyhow::Result<Vec<Value>> {
+        let to = tempfile::tempdir()?;
+        let data_dir = to.path().join("restored.etcd");
+        let (store, data_dir) = (self.store(), data_dir.to_string_lossy());
+        let store = store.to_string_lossy();
+        run(&[
+            "restore",
+            "--store-provider=Local",
+            "--store-container",
+            &store,
+            "--data-dir",
+            &data_dir,
+        ])?;
+        let output = run(&["dump", "--data-dir", &data_dir])?;
+        let text = String::from_utf8(output.stdout)?;
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+}
+
+/// First and last revision that an object's name tells.
+pub(crate) fn revisions(name: &str) -> (i64, i64) {
+    let mut parts = name.split('-').skip(1).filter_map(|part| part.parse().ok());
+    (parts.next().unwrap_or(-1), parts.next().unwrap_or(-1))
+}
