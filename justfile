@@ -54,10 +54,10 @@ test-stores *args:
     fi
     cargo test --workspace --tests -- "${tests[@]}" {{ args }}
 
-# Restore, compaction and full snapshot beside etcd's own tools; `just bench-storage 0.1` with a tenth of the data
-bench-storage size="1":
+# Restore, compaction and full snapshot beside etcd's own tools, with so much data; `0.1 release`: a tenth, all optimized
+bench-storage size="1" profile="dev":
     {{ cluster }}/build.sh etcd-3.6
-    cargo bench -p etcd-steward --bench storage -- {{ size }}
+    cargo bench --profile {{ profile }} --workspace --bench storage -- {{ size }}
 
 # Whole scenarios: Druid in the cluster, as its users run it
 e2e *args: build (up "3") images stores
