@@ -1,6 +1,6 @@
 //! What becomes of backups once they are stored: they are read back, and go when their time has come.
 
-use std::{fs, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
@@ -80,7 +80,12 @@ async fn a_damaged_chain_is_replaced() -> anyhow::Result<()> {
             rig.stored()?.pop().context("nothing is stored")
         })
         .await?;
-    ensure!(first.ends_with(".zst"), "{first}");
+    ensure!(
+        Path::new(&first)
+            .extension()
+            .is_some_and(|suffix| suffix == "zst"),
+        "{first}"
+    );
     let path = rig.store().join("v2").join(&first);
     let mut bytes = fs::read(&path)?;
     let middle = bytes.len() / 2;
