@@ -24,14 +24,14 @@ use crate::{
 };
 
 /// Writes all the time, and tells how long the longest write took.
-struct Writer {
+pub(crate) struct Writer {
     stop: Arc<AtomicBool>,
     written: Arc<AtomicI64>,
     task: JoinHandle<Duration>,
 }
 
 impl Writer {
-    async fn start(rig: &Rig, pause: Duration) -> anyhow::Result<Self> {
+    pub(crate) async fn start(rig: &Rig, pause: Duration) -> anyhow::Result<Self> {
         let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI64::new(0)));
         let mut client = rig.client().await?;
         let task = tokio::spawn({
@@ -58,7 +58,7 @@ impl Writer {
     }
 
     /// Ends, and returns the last revision and the longest time between two writes.
-    async fn end(self) -> anyhow::Result<(i64, Duration)> {
+    pub(crate) async fn end(self) -> anyhow::Result<(i64, Duration)> {
         self.stop.store(true, Ordering::Relaxed);
         let longest = self.task.await?;
         Ok((self.written.load(Ordering::Relaxed), longest))

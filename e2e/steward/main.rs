@@ -3,6 +3,8 @@
 
 mod backups;
 mod bootstrap;
+mod maintenance;
 mod member;
 mod membership;
+mod retention;
 mod rig;

@@ -16,8 +16,15 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use serde_json::Value;
 use steward_proto::v1::snapshots_service_client::SnapshotsServiceClient;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
 use tonic::transport::Channel;
+
+use crate::rig::PATIENCE;
 
 /// A member: its processes and its folder.
 #[derive(Debug)]
@@ -110,7 +117,7 @@ fn path_with(etcd: &str) -> anyhow::Result<String> {
 impl Member {
     /// A member that has its folder and ports, and doesn't run.
     pub(crate) fn new(name: String, folder: PathBuf, etcd: &'static str) -> anyhow::Result<Self> {
-        for part in ["config", "data", "run", "temp"] {
+        for part in ["config", "data", "run", "temp", "tls"] {
             fs::create_dir_all(folder.join(part))?;
         }
         Ok(Self {
@@ -126,8 +133,57 @@ impl Member {
     /// Writes the member's part of the ConfigMap.
     pub(crate) fn configure(&self, steward: &str, etcd: &str) -> anyhow::Result<()> {
         let config = self.folder.join("config");
-        fs::write(config.join(format!("etcd-{}.yaml", self.name)), etcd)?;
-        Ok(fs::write(config.join("steward.yaml"), steward)?)
+        for (name, text) in [
+            (format!("etcd-{}.yaml", self.name), etcd),
+            ("steward.yaml".to_owned(), steward),
+        ] {
+            // Whole files appear, as in a mounted ConfigMap.
+            let fresh = self.folder.join(&name);
+            fs::write(&fresh, text)?;
+            fs::rename(fresh, config.join(name))?;
+        }
+        Ok(())
+    }
+
+    /// Gives the steward a user of etcd, as the Secret with its certificates would.
+    pub(crate) fn authenticate(&self, user: &str, password: &str) -> anyhow::Result<()> {
+        fs::write(self.folder.join("tls/etcd-username"), user)?;
+        Ok(fs::write(
+            self.folder.join("tls/etcd-password"),
+            format!("{password}\n"),
+        )?)
+    }
+
+    /// Takes the port of the steward's API before it does.
+    pub(crate) fn take_api_port(&self) -> anyhow::Result<TcpListener> {
+        Ok(TcpListener::bind(("127.0.0.1", self.ports.api))?)
+    }
+
+    /// Waits for the steward to end by itself, and returns its exit code.
+    pub(crate) fn steward_ended(&mut self) -> anyhow::Result<Option<i32>> {
+        let mut steward = self.steward.take().context("a steward")?;
+        Ok(steward.wait()?.code())
+    }
+
+    /// A call of the steward's HTTP API.
+    pub(crate) async fn call(&self, method: &str, path: &str) -> anyhow::Result<(u16, Value)> {
+        let (status, body) = ask(self.ports.api, method, path).await?;
+        Ok((status, serde_json::from_str(&body).unwrap_or(Value::String(body))))
+    }
+
+    /// The value of a steward's metric, by its name and labels as they are exposed.
+    pub(crate) async fn metric(&self, series: &str) -> anyhow::Result<f64> {
+        metric(self.ports.health, series).await
+    }
+
+    /// The same of etcd's own metrics.
+    pub(crate) async fn etcd_metric(&self, series: &str) -> anyhow::Result<f64> {
+        metric(self.ports.metrics, series).await
+    }
+
+    /// Size of the database.
+    pub(crate) async fn db_size(&self) -> anyhow::Result<i64> {
+        Ok(self.client().await?.status().await?.db_size())
     }
 
     pub(crate) fn client_url(&self) -> String {
@@ -179,6 +235,7 @@ impl Member {
                 flag("data-dir", "data/new.etcd"),
             ])
             .args([flag("temp", "temp"), flag("socket", "run/steward.sock")])
+            .args([flag("etcd-tls", "tls"), flag("steward-tls", "tls")])
             .arg(format!("--listen=127.0.0.1:{api}"))
             .arg(format!("--listen-health=127.0.0.1:{health}"))
             .args(["--insecure-api", "--no-kubernetes", "--log-format=text"])
@@ -315,4 +372,27 @@ impl Drop for Member {
 fn end(mut child: Child) {
     let _ = child.kill();
     let _ = child.wait();
+}
+
+async fn metric(port: u16, series: &str) -> anyhow::Result<f64> {
+    let (_, text) = ask(port, "GET", "/metrics").await?;
+    let mut values = text
+        .lines()
+        .filter_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    Ok(values
+        .next()
+        .with_context(|| format!("no metric {series}"))?
+        .parse()?)
+}
+
+/// One request over plain HTTP.
+async fn ask(port: u16, method: &str, path: &str) -> anyhow::Result<(u16, String)> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
+    let request = format!("{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await??;
+    let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;
+    let status = head.split(' ').nth(1).context("a status")?.parse()?;
+    Ok((status, body.to_owned()))
 }

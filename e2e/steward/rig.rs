@@ -26,6 +26,10 @@ pub(crate) struct Setup {
     pub(crate) etcd: &'static str,
     /// `spec.backup`, without its store; no store when it is null.
     pub(crate) backup: Value,
+    /// The rest of what stewards are told of the Etcd.
+    pub(crate) steward: Value,
+    /// Options of etcd.
+    pub(crate) options: Value,
 }
 
 impl Default for Setup {
@@ -34,6 +38,8 @@ impl Default for Setup {
             size: 3,
             etcd: "3.6",
             backup: json!({"deltaSnapshotPeriod": "1s", "fullSnapshotSchedule": "0 0 1 1 *"}),
+            steward: json!({}),
+            options: json!({}),
         }
     }
 }
@@ -87,6 +93,12 @@ impl Rig {
         self.members.iter().try_for_each(|member| self.configure(member))
     }
 
+    /// Gives etcd other options, at all members.
+    pub(crate) fn change_options(&mut self, options: Value) -> anyhow::Result<()> {
+        self.setup.options = options;
+        self.members.iter().try_for_each(|member| self.configure(member))
+    }
+
     fn configure(&self, member: &Member) -> anyhow::Result<()> {
         let members: Vec<_> = self
             .members
@@ -102,7 +114,7 @@ impl Rig {
         if !backup.is_null() {
             backup["store"] = json!({"provider": "Local", "container": self.store(), "prefix": ""});
         }
-        let steward = json!({
+        let mut steward = json!({
             "cluster": {"name": "t1", "namespace": "lab", "uid": "u-1", "token": "u-1", "members": members},
             "backup": if backup.is_null() { json!({}) } else { backup },
         });
@@ -111,7 +123,7 @@ impl Rig {
             .iter()
             .map(|member| format!("{}={}", member.name, member.peer_url()))
             .collect();
-        let etcd = json!({
+        let mut etcd = json!({
             "name": member.name,
             "listen-peer-urls": member.peer_url(),
             "listen-client-urls": member.client_url(),
@@ -121,6 +133,14 @@ impl Rig {
             "initial-cluster-token": "u-1",
             "listen-metrics-urls": member.metrics_url(),
         });
+        for (config, more) in [
+            (&mut steward, &self.setup.steward),
+            (&mut etcd, &self.setup.options),
+        ] {
+            for (key, value) in more.as_object().into_iter().flatten() {
+                config[key] = value.clone();
+            }
+        }
         // JSON is YAML.
         member.configure(&steward.to_string(), &etcd.to_string())
     }

@@ -257,12 +257,9 @@ impl Term {
         let now = Timestamp::now();
         let recently = now.checked_sub(UNFINISHED * 4).unwrap_or(now);
         let unfinished = schedule.last_until(now).filter(|fired| *fired > recently);
-        let due = match unfinished {
-            Some(_) => now.checked_add(UNFINISHED).ok(),
-            None => schedule.next_after(now),
-        };
+        let again = unfinished.and_then(|_| now.checked_add(UNFINISHED).ok());
         Self {
-            due,
+            due: again.into_iter().chain(schedule.next_after(now)).min(),
             retry: FIRST_RETRY,
             pressed: None,
             full: None,
@@ -309,6 +306,20 @@ mod tests {
         ] {
             assert_eq!(is_pressing(size, in_use, 100), expected, "{in_use} of {size}");
         }
+    }
+
+    /// A new leader neither forgets what the one before it may have left, nor lets that hold up the schedule.
+    #[test]
+    fn a_new_leader_looks_after_what_may_be_unfinished() {
+        let wait = |schedule: &str| {
+            let term = Term::new(&CronSchedule::new(schedule).parse().unwrap());
+            term.due.unwrap().duration_since(Timestamp::now()).as_secs()
+        };
+        assert!(wait("* * * * *") <= 60);
+        // Some minute of the last hour.
+        let minute = Timestamp::now().as_second() / 60 % 60;
+        let passed = format!("{} * * * *", (minute + 40) % 60);
+        assert!((14 * 60..=15 * 60).contains(&wait(&passed)), "{passed}");
     }
 
     #[test]

@@ -1,0 +1,120 @@
+//! What becomes of backups once they are stored: they are read back, and go when their time has come.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::rig::{Rig, Setup};
+
+const WHOLE: &str = "etcdbr_backup_chain_verified";
+
+async fn full(rig: &Rig) -> anyhow::Result<()> {
+    rig.until("a full snapshot is taken", async || {
+        let (status, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
+        ensure!(status == 200, "{status}: {answer}");
+        Ok(())
+    })
+    .await
+}
+
+/// Old chains go by the policy, and what a restore of the newest state needs stays.
+#[tokio::test]
+async fn old_chains_go_and_the_newest_stays() -> anyhow::Result<()> {
+    let rig = Rig::start(Setup {
+        size: 1,
+        backup: json!({
+            "fullSnapshotSchedule": "0 0 1 1 *", "deltaSnapshotPeriod": "1s", "maxBackupsLimitBasedGC": 2,
+            "garbageCollectionPeriod": "1s",
+        }),
+        ..Setup::default()
+    })
+    .await?;
+    for round in 0..5 {
+        let revision = rig.put(&format!("/round-{round}/"), 3).await?;
+        rig.until_covered(revision).await?;
+        full(&rig).await?;
+        // Names have whole seconds.
+        sleep(Duration::from_secs(1)).await;
+    }
+    let last = rig.put("/after/", 3).await?;
+    rig.until_covered(last).await?;
+    rig.until("two full snapshots are left", async || {
+        let stored = rig.stored()?;
+        let fulls = stored.iter().filter(|name| name.starts_with("Full-")).count();
+        ensure!(fulls == 2, "{stored:?}");
+        Ok(())
+    })
+    .await?;
+    let newest = rig.stored()?.pop().context("an object")?;
+    ensure!(
+        newest.starts_with("Incr-"),
+        "the newest chain has lost its deltas: {newest}"
+    );
+    let deleted = rig.members[0]
+        .metric("etcdbr_snapshot_gc_total{kind=\"Full\",succeeded=\"true\"}")
+        .await?;
+    ensure!(deleted >= 3.0, "{deleted}");
+    let keys = rig
+        .restored()?
+        .iter()
+        .filter(|record| record["key"].as_str().is_some())
+        .count();
+    ensure!(keys >= 18, "{keys} records are restored");
+    Ok(())
+}
+
+/// Damage in the store is found by reading back, and a new chain takes the place of the damaged one. In the best
+/// compression, of which nothing else here is told.
+#[tokio::test]
+async fn a_damaged_chain_is_replaced() -> anyhow::Result<()> {
+    let rig = Rig::start(Setup {
+        size: 1,
+        backup: json!({"fullSnapshotSchedule": "0 0 1 1 *", "compression": {"policy": "zstd"}}),
+        ..Setup::default()
+    })
+    .await?;
+    let first = rig
+        .until("a full snapshot is stored", async || {
+            rig.stored()?.pop().context("nothing is stored")
+        })
+        .await?;
+    ensure!(
+        Path::new(&first)
+            .extension()
+            .is_some_and(|suffix| suffix == "zst"),
+        "{first}"
+    );
+    let path = rig.store().join("v2").join(&first);
+    let mut bytes = fs::read(&path)?;
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0xff;
+    fs::write(&path, bytes)?;
+    // Else the new one would have the old one's name.
+    rig.put("/more/", 1).await?;
+    rig.until("there is a new chain", async || {
+        let stored = rig.stored()?;
+        let fulls = stored.iter().filter(|name| name.starts_with("Full-")).count();
+        ensure!(fulls == 2, "{stored:?}");
+        let whole = rig.members[0].metric(WHOLE).await?;
+        ensure!(whole > 0.0, "it isn't proven yet");
+        Ok(())
+    })
+    .await
+}
+
+/// A steward that can't serve its API must not look as if it had done its work.
+#[tokio::test]
+async fn a_taken_port_is_a_failure() -> anyhow::Result<()> {
+    let mut rig = Rig::new(Setup {
+        size: 1,
+        ..Setup::default()
+    })?;
+    let member = &mut rig.members[0];
+    let _taken = member.take_api_port()?;
+    member.start_steward()?;
+    ensure!(member.steward_ended()? == Some(1));
+    ensure!(member.log().contains("serve on 127.0.0.1"), "{}", member.log());
+    Ok(())
+}
