@@ -8,3 +8,4 @@ mod member;
 mod membership;
 mod retention;
 mod rig;
+mod secondary;
