@@ -115,7 +115,13 @@ fn select<'a>(listing: &'a Listing, options: &CopyOptions, now: Timestamp) -> Ve
             .is_none_or(|age| now.duration_since(created) <= age)
     };
     chains.retain(|chain| created(chain).is_some_and(is_young));
-    chains.sort_by_key(|chain| Reverse(created(chain)));
+    // Names have whole seconds.
+    let rank = |chain: &Chain<'_>| {
+        chain
+            .base
+            .map(|base| (base.name.created_on, base.name.last_revision))
+    };
+    chains.sort_by_key(|chain| Reverse(rank(chain)));
     chains.truncate(options.max_backups.unwrap_or(usize::MAX));
     chains
 }
