@@ -247,13 +247,18 @@ pub(super) fn secondary_copies_a_store() -> Rule {
 }
 
 pub(super) fn secondary_is_another_place() -> Rule {
-    Rule::new(
-        "!has(self.secondary) || !has(self.store) || !has(self.secondary.store.provider) || !has(self.store.provider) \
-         || self.secondary.store.provider != self.store.provider \
-         || self.secondary.store.?container.orValue('') != self.store.?container.orValue('') \
-         || self.secondary.store.?prefix.orValue('') != self.store.?prefix.orValue('') \
-         || self.secondary.store.?endpointOverride.orValue('') != self.store.?endpointOverride.orValue('')",
-    )
+    let differ = |field: &str| {
+        let (one, other) = (
+            format!("self.store.{field}"),
+            format!("self.secondary.store.{field}"),
+        );
+        format!("has({one}) != has({other}) || (has({one}) && {one} != {other})")
+    };
+    let fields = ["provider", "container", "prefix", "endpointOverride"].map(differ);
+    Rule::new(format!(
+        "!has(self.secondary) || !has(self.store) || {}",
+        fields.join(" || ")
+    ))
     .field_path(".secondary.store")
     .message("must be another place than store: set another container, prefix or endpointOverride")
 }
