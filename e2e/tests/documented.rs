@@ -7,16 +7,17 @@ use anyhow::{Context as _, ensure};
 use api::v1alpha1::Etcd;
 use e2e::{
     Lab,
-    lab::{etcd, has, run},
+    lab::{PATIENCE, etcd, has, run},
     store::Store,
 };
-use tokio::{io::AsyncWriteExt as _, process::Command};
+use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
 const REFERENCE: &str = include_str!("../../docs/reference/steward.md");
 
 /// Waits for the tunnel that the preparation opens in the background, and closes it at the end.
 const TUNNEL: &str = "
-    trap 'kill $!' EXIT
+    tunnel=$!
+    trap 'kill $tunnel' EXIT
     for _ in {1..100}; do
       if curl -sk https://127.0.0.1:8080/healthz >/dev/null; then break; fi
       sleep 0.1
@@ -57,11 +58,14 @@ async fn bash(script: &str) -> anyhow::Result<String> {
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
+        .kill_on_drop(true)
         .spawn()?;
     let mut stdin = child.stdin.take().context("no input")?;
     stdin.write_all(script.as_bytes()).await?;
     drop(stdin);
-    let output = child.wait_with_output().await?;
+    let output = timeout(PATIENCE, child.wait_with_output())
+        .await
+        .with_context(|| format!("still running after {PATIENCE:?}: {script}"))??;
     let (out, err) = (
         String::from_utf8_lossy(&output.stdout),
         String::from_utf8_lossy(&output.stderr),

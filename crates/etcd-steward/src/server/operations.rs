@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures::{Stream, stream};
 use steward_proto::v1::{Operation, OperationError, OperationState, Progress, operation};
 use tokio::{
     sync::watch,
@@ -292,6 +293,25 @@ pub async fn wait(mut operation: watch::Receiver<Operation>, limit: Option<Durat
     operation.borrow().clone()
 }
 
+/// The operation at once and at each change, until it is done.
+pub fn states(operation: watch::Receiver<Operation>) -> impl Stream<Item = Operation> + Send {
+    enum Next {
+        Now,
+        Change,
+        End,
+    }
+    stream::unfold((operation, Next::Now), |(mut operation, next)| async move {
+        match next {
+            Next::Now => {}
+            Next::Change => operation.changed().await.ok()?,
+            Next::End => return None,
+        }
+        let state = operation.borrow_and_update().clone();
+        let next = if is_done(&state) { Next::End } else { Next::Change };
+        Some((state, (operation, next)))
+    })
+}
+
 /// Whether an operation has ended.
 pub fn is_done(operation: &Operation) -> bool {
     matches!(
@@ -306,6 +326,7 @@ fn now() -> prost_types::Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt as _;
     use steward_proto::v1::CompactResult;
 
     use super::*;
@@ -344,6 +365,25 @@ mod tests {
         let ended = wait(operations.get(&id).unwrap(), None).await;
         assert_eq!(ended.state(), OperationState::Succeeded);
         assert_eq!(ended.result, Some(done()));
+    }
+
+    /// Who asks for an operation that is done already must not wait for a change that never comes.
+    #[tokio::test]
+    async fn the_states_of_an_operation_end_with_it() {
+        let operations = Operations::default();
+        let (go, gate) = tokio::sync::oneshot::channel::<()>();
+        let operation = operations.start_own("Compact", |run| async move {
+            run.progress("compacting", 1, 2, "members");
+            let _ = gate.await;
+            Ok(done())
+        });
+        let watched = states(operation.clone());
+        go.send(()).unwrap();
+        wait(operation.clone(), None).await;
+        for states in [watched.boxed(), states(operation).boxed()] {
+            let states: Vec<_> = states.map(|operation| operation.state()).collect().await;
+            assert_eq!(states.last(), Some(&OperationState::Succeeded));
+        }
     }
 
     #[tokio::test]
