@@ -3,8 +3,12 @@
 
 mod backups;
 mod bootstrap;
+mod launch;
 mod maintenance;
 mod member;
 mod membership;
+mod pki;
+mod proxy;
 mod retention;
 mod rig;
+mod security;
