@@ -1,6 +1,6 @@
 //! How members come to their data.
 
-use std::{fs, time::SystemTime};
+use std::{fs, os::unix::fs::MetadataExt as _, time::SystemTime};
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -195,6 +195,241 @@ async fn boot_12_an_unreadable_store_is_waited_for() -> anyhow::Result<()> {
     fs::rename(&aside, &store)?;
     rig.until_ready().await?;
     ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
+    Ok(())
+}
+
+/// BOOT-12: with good data nobody asks the store: etcd starts on the very directory that is there.
+#[tokio::test]
+async fn boot_12_good_data_needs_no_store() -> anyhow::Result<()> {
+    let setup = Setup {
+        size: 1,
+        ..Setup::default()
+    };
+    let mut rig = Rig::start(setup).await?;
+    let revision = rig.put("/kept/", 10).await?;
+    rig.until_covered(revision).await?;
+    rig.kill_all();
+    let inode = |path: &str| anyhow::Ok(fs::metadata(rig.members[0].data_dir().join(path))?.ino());
+    let before = (inode("")?, inode("member")?, inode("member/snap/db")?);
+    fs::rename(rig.store(), rig.store().with_file_name("store-aside"))?;
+    fs::write(rig.store(), "not a folder")?;
+    rig.start_all()?;
+    rig.until_ready().await?;
+    let inode = |path: &str| anyhow::Ok(fs::metadata(rig.members[0].data_dir().join(path))?.ino());
+    let after = (inode("")?, inode("member")?, inode("member/snap/db")?);
+    ensure!(
+        before == after,
+        "the data directory is another one: {before:?}, {after:?}"
+    );
+    ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
+    Ok(())
+}
+
+/// BOOT-03: whoever doesn't know the cluster's size starts nothing, and one that knows it joins the others.
+#[tokio::test]
+async fn boot_03_a_lost_member_never_starts_alone() -> anyhow::Result<()> {
+    let mut rig = Rig::start(Setup {
+        backup: json!(null),
+        ..Setup::default()
+    })
+    .await?;
+    rig.put("/kept/", 10).await?;
+    let cluster = rig.members[0].cluster_id().await?;
+    rig.members[2].kill();
+    rig.members[2].wipe()?;
+    // No members, or this one not among them: the steward ends, and without it the launcher starts nothing.
+    for members in [
+        json!([]),
+        json!([{"name": "t1-0", "pod": "t1-0", "peerUrls": [], "clientUrls": [], "stewardUrl": ""}]),
+    ] {
+        let steward = json!({"cluster": {"name": "t1", "namespace": "lab", "uid": "u-1", "token": "u-1", "members": members}});
+        rig.members[2].configure(&steward.to_string(), "{}")?;
+        rig.members[2].start()?;
+        let code = rig.members[2].steward_ended()?;
+        ensure!(
+            code.is_some_and(|code| code != 0),
+            "the steward ended with {code:?}"
+        );
+        ensure!(
+            rig.members[2].log().contains("none of the Etcd's members"),
+            "{}",
+            rig.members[2].log()
+        );
+        ensure!(rig.members[2].etcd_pid().is_none(), "etcd runs");
+        ensure!(!rig.members[2].data_dir().exists(), "there is a data directory");
+    }
+    // The size is known, and there is no quorum to join: it waits, whatever the store says.
+    rig.reconfigure()?;
+    rig.members[1].kill();
+    rig.members[2].start()?;
+    rig.until("it says what it waits for", async || {
+        let (reason, message) = rig.members[2].condition("Initialized").await?;
+        ensure!(reason == "WaitingToJoin", "{reason}: {message}");
+        Ok(())
+    })
+    .await?;
+    ensure!(rig.members[2].etcd_pid().is_none(), "etcd runs");
+    rig.members[1].start()?;
+    rig.until_ready().await?;
+    ensure!(
+        rig.members[2].cluster_id().await? == cluster,
+        "it is another cluster"
+    );
+    ensure!(rig.members[2].count("/kept/").await? == 10, "keys are missing");
+    Ok(())
+}
+
+/// Waits until all volumes say in which cluster their members are.
+async fn until_recorded(rig: &Rig, cluster: u64) -> anyhow::Result<()> {
+    rig.until("the cluster is recorded", async || {
+        for member in &rig.members {
+            let identity = fs::read_to_string(member.volume().join("identity.json"))?;
+            ensure!(
+                identity.contains(&format!("\"{cluster:x}\"")),
+                "{}: {identity}",
+                member.name
+            );
+        }
+        Ok(())
+    })
+    .await
+}
+
+/// BOOT-09: a start that waits says for what, with what a person needs to act on, and without secrets.
+#[tokio::test]
+async fn boot_09_a_wait_for_the_store_names_its_endpoint() -> anyhow::Result<()> {
+    let store = json!({
+        "provider": "S3", "container": "bucket", "prefix": "t1", "endpointOverride": "http://127.0.0.1:1",
+    });
+    let mut rig = Rig::new(Setup {
+        size: 1,
+        backup: json!(null),
+        steward: json!({"backup": {"store": store}}),
+        ..Setup::default()
+    })?;
+    let keys = tempfile::tempdir()?;
+    for (name, value) in [
+        ("accessKeyID", "hush-id"),
+        ("secretAccessKey", "hush-key"),
+        ("region", "here"),
+    ] {
+        fs::write(keys.path().join(name), value)?;
+    }
+    rig.members[0].env = vec![("AWS_APPLICATION_CREDENTIALS", keys.path().to_owned())];
+    rig.start_all()?;
+    rig.until("the store is waited for", async || {
+        let (reason, message) = rig.members[0].condition("Initialized").await?;
+        ensure!(reason == "StoreUnreachable", "{reason}: {message}");
+        ensure!(message.contains("127.0.0.1:1"), "no endpoint: {message}");
+        let told = rig.members[0].told().await?;
+        ensure!(
+            told.progress.is_some_and(|progress| progress.message == message),
+            "no progress"
+        );
+        let (status, body) = rig.members[0].call("GET", "/member").await?;
+        ensure!(
+            status == 200 && body["conditions"][0]["reason"] == "StoreUnreachable",
+            "{body}"
+        );
+        ensure!(
+            rig.members[0].log().contains("StoreUnreachable"),
+            "the log doesn't say so"
+        );
+        Ok(())
+    })
+    .await?;
+    ensure!(!rig.members[0].log().contains("hush"), "a secret is in the log");
+    ensure!(
+        !rig.members[0].data_dir().exists(),
+        "it began without its backups"
+    );
+    Ok(())
+}
+
+/// BOOT-09: the same for the other members, of a member that has lost its data but not its volume.
+#[tokio::test]
+async fn boot_09_a_wait_for_the_others_is_told() -> anyhow::Result<()> {
+    let mut rig = Rig::start(Setup {
+        backup: json!(null),
+        ..Setup::default()
+    })
+    .await?;
+    rig.put("/kept/", 10).await?;
+    let cluster = rig.members[0].cluster_id().await?;
+    until_recorded(&rig, cluster).await?;
+    rig.kill_all();
+    rig.members[2].lose_data()?;
+    rig.members[2].start()?;
+    rig.until("the others are waited for", async || {
+        let (reason, message) = rig.members[2].condition("Initialized").await?;
+        ensure!(
+            reason == "PeersUnreachable" && message.contains("quorum"),
+            "{reason}: {message}"
+        );
+        Ok(())
+    })
+    .await?;
+    ensure!(
+        !rig.members[2].data_dir().exists(),
+        "it founded a cluster of its own"
+    );
+    rig.start_all()?;
+    rig.until_ready().await?;
+    ensure!(
+        rig.members[2].cluster_id().await? == cluster,
+        "it is another cluster"
+    );
+    Ok(())
+}
+
+/// BOOT-14: at the others' addresses answers an etcd that has nothing to do with this one: it is left alone.
+#[tokio::test]
+async fn boot_14_another_cluster_is_left_alone() -> anyhow::Result<()> {
+    let mut rig = Rig::start(Setup {
+        backup: json!(null),
+        ..Setup::default()
+    })
+    .await?;
+    rig.put("/kept/", 10).await?;
+    let other = Rig::start(Setup {
+        size: 1,
+        backup: json!(null),
+        ..Setup::default()
+    })
+    .await?;
+    let (ours, theirs) = (
+        rig.members[0].cluster_id().await?,
+        other.members[0].cluster_id().await?,
+    );
+    ensure!(ours != theirs, "both are the same cluster");
+    until_recorded(&rig, ours).await?;
+    rig.members[2].kill();
+    rig.members[2].lose_data()?;
+    rig.members[2].mislead(Some(other.members[0].client_url()));
+    rig.reconfigure()?;
+    rig.members[2].start()?;
+    rig.until("it is refused", async || {
+        let (reason, message) = rig.members[2].condition("Initialized").await?;
+        ensure!(reason == "WrongCluster", "{reason}: {message}");
+        for id in [ours, theirs] {
+            ensure!(message.contains(&format!("{id:x}")), "{id:x} isn't in {message}");
+        }
+        Ok(())
+    })
+    .await?;
+    let listed = other.members[0].client().await?.member_list().await?;
+    ensure!(listed.members().len() == 1, "something was added: {listed:?}");
+    ensure!(!rig.members[2].data_dir().exists(), "it began all the same");
+    // With the right addresses it joins.
+    rig.members[2].mislead(None);
+    rig.members[2].kill();
+    rig.reconfigure()?;
+    rig.members[2].start()?;
+    rig.until_ready().await?;
+    ensure!(
+        rig.members[2].cluster_id().await? == ours,
+        "it is another cluster"
+    );
     Ok(())
 }
 

@@ -3,9 +3,13 @@
 
 mod backups;
 mod bootstrap;
+mod launch;
 mod maintenance;
 mod member;
 mod membership;
+mod pki;
+mod proxy;
 mod retention;
 mod rig;
 mod secondary;
+mod security;

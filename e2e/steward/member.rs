@@ -1,5 +1,7 @@
 //! A member on loopback: its steward, its launcher with a real etcd, and their folder.
 
+mod told;
+
 use std::{
     env,
     fs::{self, File},
@@ -17,14 +19,8 @@ use nix::{
     unistd::Pid,
 };
 use serde_json::Value;
-use steward_proto::v1::snapshots_service_client::SnapshotsServiceClient;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::TcpStream,
-};
-use tonic::transport::Channel;
 
-use crate::rig::PATIENCE;
+use crate::pki::Leaf;
 
 /// A member: its processes and its folder.
 #[derive(Debug)]
@@ -33,6 +29,16 @@ pub(crate) struct Member {
     folder: PathBuf,
     etcd: &'static str,
     ports: Ports,
+    /// The port by which peers reach it, if that isn't its own.
+    front: Option<u16>,
+    /// Where its steward is told that all others serve their clients, if that isn't so.
+    strangers: Option<String>,
+    /// A folder with programs that come before those of etcd's version.
+    pub(crate) programs: Option<PathBuf>,
+    /// Whether its steward's API asks for certificates.
+    secure: bool,
+    /// For its steward.
+    pub(crate) env: Vec<(&'static str, PathBuf)>,
     steward: Option<Child>,
     launcher: Option<Child>,
 }
@@ -125,6 +131,11 @@ impl Member {
             folder,
             etcd,
             ports: Ports::free()?,
+            front: None,
+            strangers: None,
+            programs: None,
+            secure: false,
+            env: Vec::new(),
             steward: None,
             launcher: None,
         })
@@ -165,22 +176,6 @@ impl Member {
         Ok(steward.wait()?.code())
     }
 
-    /// A call of the steward's HTTP API.
-    pub(crate) async fn call(&self, method: &str, path: &str) -> anyhow::Result<(u16, Value)> {
-        let (status, body) = ask(self.ports.api, method, path).await?;
-        Ok((status, serde_json::from_str(&body).unwrap_or(Value::String(body))))
-    }
-
-    /// The value of a steward's metric, by its name and labels as they are exposed.
-    pub(crate) async fn metric(&self, series: &str) -> anyhow::Result<f64> {
-        metric(self.ports.health, series).await
-    }
-
-    /// The same of etcd's own metrics.
-    pub(crate) async fn etcd_metric(&self, series: &str) -> anyhow::Result<f64> {
-        metric(self.ports.metrics, series).await
-    }
-
     /// Size of the database.
     pub(crate) async fn db_size(&self) -> anyhow::Result<i64> {
         Ok(self.client().await?.status().await?.db_size())
@@ -190,12 +185,65 @@ impl Member {
         format!("http://127.0.0.1:{}", self.ports.client)
     }
 
+    /// Where its peers reach it.
     pub(crate) fn peer_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.front.unwrap_or(self.ports.peer))
+    }
+
+    /// Where it listens for its peers.
+    pub(crate) fn listen_peer_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.ports.peer)
     }
 
+    pub(crate) fn peer_port(&self) -> u16 {
+        self.ports.peer
+    }
+
+    /// Has its peers reach it by another port.
+    pub(crate) fn reached_by(&mut self, front: u16) {
+        self.front = Some(front);
+    }
+
+    /// Has it listen for its peers at another port from its next start on.
+    pub(crate) fn move_peer_port(&mut self) -> anyhow::Result<()> {
+        self.ports.peer = free_port()?;
+        Ok(())
+    }
+
+    /// Tells its steward a wrong client URL of all others, or the right ones again.
+    pub(crate) fn mislead(&mut self, client_url: Option<String>) {
+        self.strangers = client_url;
+    }
+
+    /// Client URL of another member, as its steward is told it.
+    pub(crate) fn sees(&self, other: &Self) -> String {
+        let own = other.name == self.name;
+        self.strangers
+            .clone()
+            .filter(|_| !own)
+            .unwrap_or_else(|| other.client_url())
+    }
+
     pub(crate) fn api_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports.api)
+        let scheme = if self.secure { "https" } else { "http" };
+        format!("{scheme}://127.0.0.1:{}", self.ports.api)
+    }
+
+    pub(crate) fn api_port(&self) -> u16 {
+        self.ports.api
+    }
+
+    /// Gives its steward certificates, which it then asks its callers for.
+    pub(crate) fn secure(&mut self, ca: &str, server: &Leaf) -> anyhow::Result<()> {
+        self.secure = true;
+        for (name, text) in [
+            ("ca.crt", ca),
+            ("tls.crt", &server.certificate),
+            ("tls.key", &server.key),
+        ] {
+            fs::write(self.folder.join("tls").join(name), text)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn metrics_url(&self) -> String {
@@ -238,8 +286,10 @@ impl Member {
             .args([flag("etcd-tls", "tls"), flag("steward-tls", "tls")])
             .arg(format!("--listen=127.0.0.1:{api}"))
             .arg(format!("--listen-health=127.0.0.1:{health}"))
-            .args(["--insecure-api", "--no-kubernetes", "--log-format=text"])
+            .args((!self.secure).then_some("--insecure-api"))
+            .args(["--no-kubernetes", "--log-format=text"])
             .env("POD_NAME", &self.name)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .spawn()?;
         self.steward = Some(child);
         Ok(())
@@ -260,10 +310,18 @@ impl Member {
             ])
             .arg(format!("--listen=127.0.0.1:{launcher}"))
             .arg(format!("--etcd-health=127.0.0.1:{metrics}"))
-            .env("PATH", path_with(self.etcd)?)
+            .env("PATH", self.path()?)
             .spawn()?;
         self.launcher = Some(child);
         Ok(())
+    }
+
+    fn path(&self) -> anyhow::Result<String> {
+        let path = path_with(self.etcd)?;
+        Ok(match &self.programs {
+            Some(first) => format!("{}:{path}", first.display()),
+            None => path,
+        })
     }
 
     fn command(&self, log: &str) -> anyhow::Result<Command> {
@@ -294,22 +352,69 @@ impl Member {
         }
     }
 
-    /// The launcher's only child.
-    fn etcd_pid(&self) -> Option<Pid> {
-        let launcher = self.launcher.as_ref()?.id();
-        let children = fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
-        children
-            .split_whitespace()
-            .next()?
-            .parse()
-            .ok()
-            .map(Pid::from_raw)
+    /// Asks the launcher to end, and returns its exit code.
+    pub(crate) fn stop_launcher(&mut self) -> anyhow::Result<Option<i32>> {
+        let mut launcher = self.launcher.take().context("a launcher")?;
+        kill(Pid::from_raw(launcher.id().try_into()?), Signal::SIGTERM)?;
+        Ok(launcher.wait()?.code())
+    }
+
+    pub(crate) fn steward_pid(&self) -> Option<u32> {
+        self.steward.as_ref().map(Child::id)
+    }
+
+    /// Kills etcd alone.
+    pub(crate) fn kill_etcd(&self) -> anyhow::Result<()> {
+        Ok(kill(self.etcd_pid().context("an etcd")?, Signal::SIGKILL)?)
+    }
+
+    /// Processes below the launcher, with their states as in `/proc/PID/stat`.
+    pub(crate) fn children(&self) -> anyhow::Result<Vec<(i32, String)>> {
+        let launcher = self.launcher.as_ref().context("a launcher")?.id();
+        let mut found = Vec::new();
+        for task in fs::read_dir(format!("/proc/{launcher}/task"))? {
+            let children = fs::read_to_string(task?.path().join("children"))?;
+            for pid in children.split_whitespace() {
+                let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+                let state = stat.rsplit(") ").next().and_then(|rest| rest.split(' ').next());
+                found.push((pid.parse()?, state.unwrap_or_default().to_owned()));
+            }
+        }
+        Ok(found)
+    }
+
+    /// How etcd last ended, by the record on the volume.
+    pub(crate) fn exit_record(&self) -> anyhow::Result<Value> {
+        let text = fs::read(self.volume().join("exit-record.json"))?;
+        Ok(serde_json::from_slice(&text)?)
+    }
+
+    /// What the launcher and etcd have logged.
+    pub(crate) fn launcher_log(&self) -> String {
+        fs::read_to_string(self.folder.join("launcher.log")).unwrap_or_default()
+    }
+
+    /// etcd, wherever among the launcher's children it is.
+    pub(crate) fn etcd_pid(&self) -> Option<Pid> {
+        let is_etcd = |pid: &i32| {
+            // The launcher asks it for its version, too.
+            let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+            arguments.is_ok_and(|arguments| arguments.contains("--config-file"))
+        };
+        let children = self.children().ok()?;
+        let mut pids = children.into_iter().map(|(pid, _)| pid);
+        pids.find(is_etcd).map(Pid::from_raw)
     }
 
     /// Loses the volume's content.
     pub(crate) fn wipe(&self) -> anyhow::Result<()> {
         fs::remove_dir_all(self.volume())?;
         Ok(fs::create_dir(self.volume())?)
+    }
+
+    /// Loses etcd's data, and keeps the volume.
+    pub(crate) fn lose_data(&self) -> anyhow::Result<()> {
+        Ok(fs::remove_dir_all(self.data_dir())?)
     }
 
     pub(crate) async fn client(&self) -> anyhow::Result<Client> {
@@ -340,10 +445,6 @@ impl Member {
         Ok(response.count())
     }
 
-    pub(crate) async fn snapshots(&self) -> anyhow::Result<SnapshotsServiceClient<Channel>> {
-        Ok(SnapshotsServiceClient::connect(self.api_url()).await?)
-    }
-
     /// What the steward has logged.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.folder.join("steward.log")).unwrap_or_default()
@@ -372,27 +473,4 @@ impl Drop for Member {
 fn end(mut child: Child) {
     let _ = child.kill();
     let _ = child.wait();
-}
-
-async fn metric(port: u16, series: &str) -> anyhow::Result<f64> {
-    let (_, text) = ask(port, "GET", "/metrics").await?;
-    let mut values = text
-        .lines()
-        .filter_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
-    Ok(values
-        .next()
-        .with_context(|| format!("no metric {series}"))?
-        .parse()?)
-}
-
-/// One request over plain HTTP.
-async fn ask(port: u16, method: &str, path: &str) -> anyhow::Result<(u16, String)> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
-    let request = format!("{method} {path} HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\nconnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).await?;
-    let mut answer = String::new();
-    tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await??;
-    let (head, body) = answer.split_once("\r\n\r\n").context("an answer")?;
-    let status = head.split(' ').nth(1).context("a status")?.parse()?;
-    Ok((status, body.to_owned()))
 }

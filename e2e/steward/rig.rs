@@ -90,6 +90,11 @@ impl Rig {
             self.members.push(Member::new(name, folder, self.setup.etcd)?);
         }
         fs::create_dir_all(self.store())?;
+        self.reconfigure()
+    }
+
+    /// Writes the configuration anew, by what the members are now.
+    pub(crate) fn reconfigure(&self) -> anyhow::Result<()> {
         self.members.iter().try_for_each(|member| self.configure(member))
     }
 
@@ -103,10 +108,10 @@ impl Rig {
         let members: Vec<_> = self
             .members
             .iter()
-            .map(|member| {
+            .map(|other| {
                 json!({
-                    "name": member.name, "pod": member.name, "peerUrls": [member.peer_url()],
-                    "clientUrls": [member.client_url()], "stewardUrl": member.api_url(),
+                    "name": other.name, "pod": other.name, "peerUrls": [other.peer_url()],
+                    "clientUrls": [member.sees(other)], "stewardUrl": other.api_url(),
                 })
             })
             .collect();
@@ -129,7 +134,7 @@ impl Rig {
             .collect();
         let mut etcd = json!({
             "name": member.name,
-            "listen-peer-urls": member.peer_url(),
+            "listen-peer-urls": member.listen_peer_url(),
             "listen-client-urls": member.client_url(),
             "advertise-client-urls": member.client_url(),
             "initial-advertise-peer-urls": member.peer_url(),

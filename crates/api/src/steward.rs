@@ -116,6 +116,9 @@ pub struct StewardConfig {
     /// `spec.etcd.heartbeatDuration`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat: Option<GoDuration>,
+    /// How long a learner that has never started, and that nothing answers for, is kept in the cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learner_timeout: Option<GoDuration>,
     /// The freelist type, told to etcd only where its version knows the flag.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub freelist_type: Option<FreelistType>,

@@ -23,6 +23,10 @@ pub struct Identity {
     pub uid: String,
     /// Name of the member.
     pub member: String,
+    /// The etcd cluster that the member was last seen in, in hexadecimal. Not part of who it is: a restore makes a new
+    /// one.
+    #[serde(rename = "clusterID", default, skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<String>,
 }
 
 /// What the volume says.
@@ -41,17 +45,14 @@ pub enum Owner {
 impl Identity {
     /// Compares the volume with this identity. Writes nothing.
     pub fn owner_of(&self, volume: &Path) -> io::Result<Owner> {
-        let text = match fs::read(volume.join(FILE)) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return self.safe_guard(volume),
-            Err(error) => return Err(error),
+        let Some(found) = Self::read(volume)? else {
+            return self.safe_guard(volume);
         };
-        let found: Self = serde_json::from_slice(&text).map_err(io::Error::other)?;
-        Ok(if found == *self {
+        let same =
+            (&found.namespace, &found.etcd, &found.member) == (&self.namespace, &self.etcd, &self.member);
+        Ok(if same && found.uid == self.uid {
             Owner::Us
-        } else if (&found.namespace, &found.etcd, &found.member)
-            == (&self.namespace, &self.etcd, &self.member)
-        {
+        } else if same {
             Owner::Predecessor
         } else {
             Owner::Other(format!(
@@ -59,6 +60,25 @@ impl Identity {
                 found.member, found.namespace, found.etcd
             ))
         })
+    }
+
+    /// What is on the volume, if anything is.
+    fn read(volume: &Path) -> io::Result<Option<Self>> {
+        match fs::read(volume.join(FILE)) {
+            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The cluster that this very member was last seen in: what a predecessor left doesn't count.
+    pub fn recorded_cluster(&self, volume: &Path) -> io::Result<Option<String>> {
+        let ours = Self::read(volume)?.filter(|found| self.is_of_same_etcd(found));
+        Ok(ours.and_then(|found| found.cluster_id))
+    }
+
+    fn is_of_same_etcd(&self, found: &Self) -> bool {
+        (&found.uid, &found.member) == (&self.uid, &self.member)
     }
 
     /// A volume of etcd-backup-restore.
@@ -71,9 +91,26 @@ impl Identity {
         }
     }
 
-    /// Marks the volume as this member's.
+    /// Marks the volume as this member's. What it says of the member's cluster stays.
     pub fn claim(&self, volume: &Path) -> io::Result<()> {
-        exit_record::replace(volume, FILE, &serde_json::to_vec(self)?)
+        let cluster_id = self.recorded_cluster(volume)?;
+        self.write(volume, cluster_id)
+    }
+
+    /// Notes the cluster that the member is in.
+    pub fn record_cluster(&self, volume: &Path, cluster_id: &str) -> io::Result<()> {
+        if self.recorded_cluster(volume)?.as_deref() == Some(cluster_id) {
+            return Ok(());
+        }
+        self.write(volume, Some(cluster_id.to_owned()))
+    }
+
+    fn write(&self, volume: &Path, cluster_id: Option<String>) -> io::Result<()> {
+        let known = Self {
+            cluster_id,
+            ..self.clone()
+        };
+        exit_record::replace(volume, FILE, &serde_json::to_vec(&known)?)
     }
 }
 
@@ -87,7 +124,34 @@ mod tests {
             etcd: "t1".into(),
             uid: uid.into(),
             member: member.into(),
+            cluster_id: None,
         }
+    }
+
+    /// Whoever claims the volume again keeps it; a successor starts without.
+    #[test]
+    fn the_cluster_stays_recorded_for_this_etcd() {
+        let volume = tempfile::tempdir().unwrap();
+        let ours = identity("t1-1", "a");
+        assert_eq!(ours.recorded_cluster(volume.path()).unwrap(), None);
+        ours.claim(volume.path()).unwrap();
+        ours.record_cluster(volume.path(), "abc").unwrap();
+        ours.claim(volume.path()).unwrap();
+        assert_eq!(ours.owner_of(volume.path()).unwrap(), Owner::Us);
+        assert_eq!(
+            ours.recorded_cluster(volume.path()).unwrap().as_deref(),
+            Some("abc")
+        );
+        ours.record_cluster(volume.path(), "def").unwrap();
+        assert_eq!(
+            ours.recorded_cluster(volume.path()).unwrap().as_deref(),
+            Some("def")
+        );
+
+        let successor = identity("t1-1", "b");
+        assert_eq!(successor.recorded_cluster(volume.path()).unwrap(), None);
+        successor.claim(volume.path()).unwrap();
+        assert_eq!(ours.recorded_cluster(volume.path()).unwrap(), None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 mod network;
 
-use std::time::Duration;
+use std::{sync::atomic::AtomicU64, time::Duration};
 
 use jiff::Timestamp;
 use operator::metrics::Metrics as Registry;
@@ -96,6 +96,7 @@ pub struct Metrics {
     cluster_size: Gauge,
     is_learner: Gauge,
     behind: Gauge,
+    caught_up: Gauge<f64, AtomicU64>,
 }
 
 fn long() -> Histogram {
@@ -140,6 +141,7 @@ impl Metrics {
             cluster_size: Gauge::default(),
             is_learner: Gauge::default(),
             behind: Gauge::default(),
+            caught_up: Gauge::default(),
         };
         metrics.register_backups(registry);
         metrics.register_member(registry);
@@ -251,6 +253,11 @@ impl Metrics {
                 "etcdbr_member_behind",
                 "Raft entries that the member has to apply until it is where the others are",
                 &self.behind,
+            );
+            r.register(
+                "etcdbr_member_caught_up_ratio",
+                "How far a learner has come with its data, from 0 to 1; 1 for a member that votes",
+                self.caught_up.clone(),
             );
             let mut add = |name: &str, help: &str, family: &Durations<Outcome>| {
                 r.register(name, help, family.clone());
@@ -449,6 +456,11 @@ impl Metrics {
     /// How far the member is behind the others.
     pub fn set_behind(&self, entries: u64) {
         self.behind.set(signed(entries));
+    }
+
+    /// How far the member has come with its data.
+    pub fn set_caught_up(&self, percent: i32) {
+        self.caught_up.set(f64::from(percent) / 100.0);
     }
 }
 

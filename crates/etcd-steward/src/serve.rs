@@ -1,14 +1,10 @@
 //! `serve`: puts the parts of the steward together and runs them until it is told to stop.
 
-use std::{
-    os::unix::fs::PermissionsExt as _,
-    panic::AssertUnwindSafe,
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+mod parts;
 
-use anyhow::{Context as _, anyhow, bail};
+use std::{os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, bail};
 use api::{
     duration::GoDuration,
     schedule::Schedule,
@@ -27,26 +23,33 @@ use steward_proto::v1::bootstrap_service_server::BootstrapServiceServer;
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
+    sync::watch,
     time::sleep,
 };
 use tokio_stream::wrappers::UnixListenerStream;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tracing::{error, info, warn};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
 
+use self::parts::Parts;
 use crate::{
     backup::{Backups, Owner, Secondary, Settings},
     bootstrap::{Bootstrap, config as etcd_config, evidence::Scene, session::Sessions},
     config::{self, Args},
     etcd::{Connector, host_port},
     maintenance::{Caretaker, Maintenance},
-    member::{Status, kubernetes::Kubernetes, monitor::Monitor, promotion::Promotion},
+    member::{
+        Status,
+        kubernetes::Kubernetes,
+        learners::{self, Learners},
+        monitor::Monitor,
+        peer_urls::PeerUrls,
+        promotion::Promotion,
+    },
     metrics::Metrics,
     rollout::Rollout,
     server::{self, Api, Security, operations::Operations, tls::Certificates},
 };
 
-/// How long the parts may take to end.
-const DRAIN: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(2);
 
 /// Runs the steward.
@@ -59,10 +62,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         member = member.name,
         "starting"
     );
-    let parts = Parts {
-        shutdown: stop_on_signal_or_change(&args)?,
-        ..Parts::default()
-    };
+    let parts = Parts::new(stop_on_signal_or_change(&args)?);
     let steward = Steward {
         args,
         config,
@@ -71,46 +71,6 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     };
     steward.start().await?;
     parts.ended().await
-}
-
-/// What runs, until one of the parts fails or all are told to stop.
-#[derive(Debug, Clone, Default)]
-struct Parts {
-    shutdown: CancellationToken,
-    tasks: TaskTracker,
-    failure: Arc<OnceLock<anyhow::Error>>,
-}
-
-impl Parts {
-    /// Runs a part of the steward. One that fails or panics takes all down: half a steward would be trusted like a whole
-    /// one.
-    fn run(&self, name: &'static str, work: impl Future<Output = anyhow::Result<()>> + Send + 'static) {
-        let parts = self.clone();
-        self.tasks.spawn(async move {
-            let ended = AssertUnwindSafe(work).catch_unwind().await;
-            let failure = match ended {
-                Ok(Ok(())) => return,
-                Ok(Err(error)) => error.context(name),
-                Err(_) => anyhow!("{name}: a panic, see above"),
-            };
-            error!("a part of the steward failed, stopping: {failure:#}");
-            let _ = parts.failure.set(failure);
-            parts.shutdown.cancel();
-        });
-    }
-
-    /// Waits for the end, and for the parts to end in order. An error if one of them was the cause.
-    async fn ended(self) -> anyhow::Result<()> {
-        self.shutdown.cancelled().await;
-        self.tasks.close();
-        if tokio::time::timeout(DRAIN, self.tasks.wait()).await.is_err() {
-            warn!("some parts didn't end within {DRAIN:?}");
-        }
-        match self.failure.get() {
-            Some(failure) => bail!("{failure:#}"),
-            None => Ok(()),
-        }
-    }
 }
 
 /// What most parts work with.
@@ -189,19 +149,20 @@ impl Steward {
             kubernetes,
             metrics,
         } = shared.clone();
+        let scene = Scene {
+            cluster: Arc::new(self.config.cluster.clone()),
+            member: self.member.clone(),
+            volume: self.args.volume.clone(),
+            data_dir: self.args.data_dir.clone(),
+            temp: self.args.temp.clone(),
+            connector: connector.clone(),
+            kubernetes: kubernetes.clone(),
+            store,
+            status: status.clone(),
+            metrics: metrics.clone(),
+        };
         let sessions = Sessions::new(Bootstrap {
-            scene: Scene {
-                cluster: Arc::new(self.config.cluster.clone()),
-                member: self.member.clone(),
-                volume: self.args.volume.clone(),
-                data_dir: self.args.data_dir.clone(),
-                temp: self.args.temp.clone(),
-                connector: connector.clone(),
-                kubernetes: kubernetes.clone(),
-                store,
-                status: status.clone(),
-                metrics: metrics.clone(),
-            },
+            scene: scene.clone(),
             config_file: self.args.config.join(etcd_file(&self.member.name)),
         });
         let monitor = Monitor::new(
@@ -210,10 +171,12 @@ impl Steward {
             (&self.config.cluster, &self.member),
             metrics.clone(),
             sessions.running(),
+            self.args.data_dir.clone(),
         );
         if let Some(kubernetes) = &kubernetes {
             self.publish(kubernetes, &status, &monitor)?;
         }
+        self.record_cluster(&scene, monitor.alive());
         self.part("monitor", monitor.run(self.parts.shutdown.clone()));
         let promotion = Promotion {
             status,
@@ -224,8 +187,59 @@ impl Steward {
             metrics,
         };
         self.part("promotion", promotion.run(self.parts.shutdown.clone()));
+        self.look_after_membership(shared, &sessions)?;
         self.roll_out(&sessions, shared)?;
         Ok(sessions)
+    }
+
+    /// Notes on the volume which cluster the member is in, whenever etcd begins to answer.
+    fn record_cluster(&self, scene: &Scene, mut alive: watch::Receiver<bool>) {
+        let (identity, volume, status) = (scene.identity(), scene.volume.clone(), scene.status.clone());
+        let shutdown = self.parts.shutdown.clone();
+        self.part("identity", async move {
+            let record = async {
+                while alive.wait_for(|alive| *alive).await.is_ok() {
+                    let cluster = status
+                        .read(|status| status.cluster_id.clone())
+                        .unwrap_or_default();
+                    if let Err(error) = identity.record_cluster(&volume, &cluster) {
+                        warn!(%error, "failed to note the cluster on the volume");
+                    }
+                    if alive.wait_for(|alive| !*alive).await.is_err() {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                () = record => {}
+                () = shutdown.cancelled() => {}
+            }
+        });
+    }
+
+    /// Starts what keeps the cluster's list of members in order.
+    fn look_after_membership(&self, shared: &Shared, sessions: &Sessions) -> anyhow::Result<()> {
+        let timeout = self.config.learner_timeout.as_ref().map(GoDuration::parse);
+        let learners = Learners {
+            status: shared.status.clone(),
+            connector: shared.connector.clone(),
+            kubernetes: shared.kubernetes.clone(),
+            timeout: timeout
+                .transpose()
+                .context("learnerTimeout")?
+                .unwrap_or(learners::TIMEOUT),
+        };
+        self.part("learners", learners.run(self.parts.shutdown.clone()));
+        let peer_urls = PeerUrls {
+            status: shared.status.clone(),
+            connector: shared.connector.clone(),
+            member: self.member.clone(),
+            config_file: self.args.config.join(etcd_file(&self.member.name)),
+            running: sessions.running(),
+            kubernetes: shared.kubernetes.clone(),
+        };
+        self.part("peer URLs", peer_urls.run(self.parts.shutdown.clone()));
+        Ok(())
     }
 
     fn roll_out(&self, sessions: &Sessions, shared: &Shared) -> anyhow::Result<()> {
@@ -260,7 +274,7 @@ impl Steward {
             maintenance: maintenance.clone(),
             schedule: self.defragmentation_schedule()?,
             operations: operations.clone(),
-            status: shared.status,
+            status: shared.status.clone(),
             backups: backups.clone(),
             kubernetes: shared.kubernetes,
         };
@@ -268,6 +282,7 @@ impl Steward {
         Ok(Api {
             cluster: Arc::new(self.config.cluster.clone()),
             member: self.member.name.clone(),
+            status: shared.status,
             connector: shared.connector,
             backups,
             maintenance,
@@ -497,34 +512,4 @@ fn stop_on_signal_or_change(args: &Args) -> anyhow::Result<CancellationToken> {
         }
     });
     Ok(token)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whoever runs the steward must see that it failed, not that it was done.
-    #[tokio::test(start_paused = true)]
-    async fn the_failure_of_a_part_is_that_of_all() {
-        let failing = Parts::default();
-        let bystander = failing.shutdown.clone();
-        failing.run("bystander", async move {
-            bystander.cancelled().await;
-            Ok(())
-        });
-        failing.run("API", async { bail!("address in use") });
-        assert_eq!(
-            failing.ended().await.unwrap_err().to_string(),
-            "API: address in use"
-        );
-
-        let panicking = Parts::default();
-        panicking.run("monitor", async { panic!("bug") });
-        assert!(panicking.ended().await.is_err());
-
-        let told = Parts::default();
-        told.run("API", async { Ok(()) });
-        told.shutdown.cancel();
-        assert!(told.ended().await.is_ok());
-    }
 }

@@ -7,7 +7,7 @@
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -76,15 +76,37 @@ enum Fault {
 
 /// Looks at the parts of a data dir; takes milliseconds. Waits at most `wait` for another process to let go of it.
 pub fn sanity(data_dir: &Path, wait: Duration) -> Verdict {
-    verdict(data_dir, wait, false)
+    verdict(data_dir, wait, None)
 }
 
 /// Reads and checks all of a data dir. Waits at most `wait` for another process to let go of it.
 pub fn full(data_dir: &Path, wait: Duration) -> Verdict {
-    verdict(data_dir, wait, true)
+    full_metered(data_dir, wait, &Meter::default())
 }
 
-fn verdict(data_dir: &Path, wait: Duration, all: bool) -> Verdict {
+/// As [`full`]; how far it is can be seen in `meter`, from another thread.
+pub fn full_metered(data_dir: &Path, wait: Duration, meter: &Meter) -> Verdict {
+    verdict(data_dir, wait, Some(meter))
+}
+
+/// How far a validation is, in bytes of the database that were read.
+#[derive(Debug, Default)]
+pub struct Meter {
+    read: AtomicU64,
+    size: AtomicU64,
+}
+
+impl Meter {
+    /// Bytes that were read, and how many there are; 0 of 0 before the database is open.
+    pub fn progress(&self) -> (u64, u64) {
+        (
+            self.read.load(Ordering::Relaxed),
+            self.size.load(Ordering::Relaxed),
+        )
+    }
+}
+
+fn verdict(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Verdict {
     match examine(data_dir, wait, all) {
         Ok(found) => Verdict::Valid(found),
         Err(Fault::Missing) => Verdict::Missing,
@@ -94,7 +116,7 @@ fn verdict(data_dir: &Path, wait: Duration, all: bool) -> Verdict {
     }
 }
 
-fn examine(data_dir: &Path, wait: Duration, all: bool) -> Result<DataDir, Fault> {
+fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataDir, Fault> {
     let member = data_dir.join("member");
     if is_absent_or_empty(&member)? {
         return Err(Fault::Missing);
@@ -124,8 +146,9 @@ fn examine(data_dir: &Path, wait: Duration, all: bool) -> Result<DataDir, Fault>
         cluster_version: overview.cluster_version,
         ..DataDir::default()
     };
-    let log = if all {
-        let (log, pages) = read_all(&db, &wal)?;
+    let log = if let Some(meter) = all {
+        meter.size.store(db_size, Ordering::Relaxed);
+        let (log, pages) = read_all(&db, &wal, meter)?;
         found.last_log_index = Some(log.last_index);
         found.db_size_in_use = Some(pages.used * db.page_size() as u64);
         belong_together(&snap, &log, overview.consistent_index)?;
@@ -138,11 +161,11 @@ fn examine(data_dir: &Path, wait: Duration, all: bool) -> Result<DataDir, Fault>
 }
 
 /// Database and log are read at the same time.
-fn read_all(db: &Db, wal: &Path) -> Result<(wal::Contents, bolt::PageCount), Fault> {
+fn read_all(db: &Db, wal: &Path, meter: &Meter) -> Result<(wal::Contents, bolt::PageCount), Fault> {
     let checked = AtomicBool::new(false);
     let (log, pages) = thread::scope(|scope| {
         let log = scope.spawn(|| wal::read(wal));
-        scope.spawn(|| db.prefetch(&checked));
+        scope.spawn(|| db.prefetch(&checked, &meter.read));
         let pages = bolt::check(db);
         checked.store(true, Ordering::Relaxed);
         (log.join(), pages)

@@ -63,6 +63,7 @@ pub fn steward(cluster: &Cluster) -> StewardConfig {
         defragmentation_schedule: spec.etcd.defragmentation_schedule.clone(),
         defragmentation_timeout: spec.etcd.etcd_defrag_timeout.clone(),
         heartbeat: spec.etcd.heartbeat_duration.clone(),
+        learner_timeout: None,
         freelist_type: spec.etcd.backend_bbolt_freelist_type.clone(),
     }
 }

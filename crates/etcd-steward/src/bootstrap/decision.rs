@@ -17,6 +17,8 @@ pub enum Data {
     Valid,
     /// It is damaged.
     Invalid,
+    /// It is in order, and of a member that the running cluster has removed: etcd ends as soon as it learns of that.
+    Removed,
     /// Another process holds it.
     Locked,
     /// The volume is another member's.
@@ -41,6 +43,8 @@ pub enum Formation {
 pub enum Live {
     /// No other member answers, or together they have no quorum.
     Unreachable,
+    /// What answers at the others' addresses is another cluster, or more than one.
+    OtherCluster,
     /// A cluster runs that this member isn't listed in.
     NotListed,
     /// It is listed as a voter that has never started.
@@ -139,6 +143,8 @@ pub enum Waiting {
 pub enum Refusal {
     /// The volume belongs to another member or another Etcd.
     WrongVolume,
+    /// The other members' addresses lead to another cluster.
+    WrongCluster,
     /// The only member's data is gone, and there is no backup.
     DataLost,
     /// The only member's data is damaged, and there is no backup.
@@ -165,6 +171,7 @@ impl Refusal {
     pub fn reason(self) -> &'static str {
         match self {
             Self::WrongVolume => "WrongVolume",
+            Self::WrongCluster => "WrongCluster",
             Self::DataLost => "DataLost",
             Self::DataCorrupt => "DataCorrupt",
         }
@@ -191,13 +198,17 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::WrongVolume => "the volume belongs to another member; nothing was written to it. Mount the right volume",
+            Self::WrongCluster => {
+                "at the addresses of the other members answers a cluster that isn't this Etcd's; nothing was asked of it. \
+                 Correct the addresses"
+            }
             Self::DataLost => {
                 "this cluster has formed before, its only data directory is gone, and there is no backup. To start \
-                 empty, delete the EtcdMember of this pod"
+                 empty, delete the EtcdMember of this pod, or, without Kubernetes, identity.json on the volume"
             }
             Self::DataCorrupt => {
-                "the only data directory is damaged, and there is no backup. Repair it, or move it away and delete the \
-                 EtcdMember of this pod to start empty"
+                "the only data directory is damaged, and there is no backup. Repair it, or to start empty move it \
+                 away and delete the EtcdMember of this pod, or, without Kubernetes, identity.json on the volume"
             }
         })
     }
@@ -210,15 +221,11 @@ pub fn decide(evidence: &Evidence) -> Decision {
         Data::Locked => Decision::Wait(Waiting::DataDirLocked),
         Data::Unknown => Decision::Wait(Waiting::DataDirUnreadable),
         Data::Valid => Decision::Start,
+        // That is told by the running cluster itself.
+        Data::Removed => Decision::Join,
         Data::Invalid => match evidence.place {
             Place::Only => only_member_damaged(evidence.backups),
-            Place::First | Place::Other => match evidence.live {
-                // The vote of one that has never started may be recorded nowhere but in the damaged data.
-                Live::Started | Live::Unstarted => Decision::Rejoin,
-                Live::NotListed => Decision::Join,
-                Live::UnstartedLearner => Decision::StartAsLearner,
-                Live::Unreachable => Decision::Wait(Waiting::PeersUnreachable),
-            },
+            Place::First | Place::Other => one_of_several_damaged(evidence.live),
         },
         Data::Missing => without_data(evidence),
     }
@@ -232,20 +239,39 @@ fn only_member_damaged(backups: Backups) -> Decision {
     }
 }
 
-fn without_data(evidence: &Evidence) -> Decision {
-    match evidence.live {
+fn one_of_several_damaged(live: Live) -> Decision {
+    match live {
+        // The vote of one that has never started may be recorded nowhere but in the damaged data.
+        Live::Started | Live::Unstarted => Decision::Rejoin,
         Live::NotListed => Decision::Join,
         Live::UnstartedLearner => Decision::StartAsLearner,
-        Live::Started => Decision::Rejoin,
+        Live::OtherCluster => Decision::Refuse(Refusal::WrongCluster),
+        Live::Unreachable => Decision::Wait(Waiting::PeersUnreachable),
+    }
+}
+
+fn without_data(evidence: &Evidence) -> Decision {
+    match (evidence.live, evidence.begun) {
+        (Live::OtherCluster, true | false) => Decision::Refuse(Refusal::WrongCluster),
+        (Live::NotListed, true | false) => Decision::Join,
+        (Live::UnstartedLearner, true | false) => Decision::StartAsLearner,
+        (Live::Started, true | false) => Decision::Rejoin,
         // A founding member whose first start is still to come. One that has begun may have voted: it must not forget.
-        Live::Unstarted if evidence.begun => Decision::Rejoin,
-        Live::Unstarted => Decision::Form,
-        Live::Unreachable if evidence.as_learner => Decision::Wait(Waiting::NoClusterToJoin),
-        Live::Unreachable => match evidence.formation {
-            Formation::Unknown => Decision::Wait(Waiting::RecordUnreadable),
-            Formation::Formed => formed_and_alone(evidence),
-            Formation::Never => never_formed(evidence),
-        },
+        (Live::Unstarted, true) => Decision::Rejoin,
+        (Live::Unstarted, false) => Decision::Form,
+        (Live::Unreachable, true | false) => without_anybody(evidence),
+    }
+}
+
+/// No data, and nobody answers.
+fn without_anybody(evidence: &Evidence) -> Decision {
+    match (evidence.as_learner, evidence.formation) {
+        (true, Formation::Never | Formation::Formed | Formation::Unknown) => {
+            Decision::Wait(Waiting::NoClusterToJoin)
+        }
+        (false, Formation::Unknown) => Decision::Wait(Waiting::RecordUnreadable),
+        (false, Formation::Formed) => formed_and_alone(evidence),
+        (false, Formation::Never) => never_formed(evidence),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Gathers what the decision rests on: the volume, the records, the other members, the store.
 
 use std::{
+    collections::BTreeSet,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -11,17 +12,19 @@ use api::{
     steward::{ClusterConfig, ClusterMember},
     v1alpha1::{MemberState, MemberSubState, transition_reason as reason},
 };
-use etcd_client::{Client, Member};
-use etcd_storage::validate::{self, Verdict};
-use futures::future::join_all;
+use etcd_client::Member;
+use etcd_storage::validate::{self, DataDir, Meter, Verdict};
 use snapstore::SnapStore;
 use tokio::time::timeout;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-use super::decision::{Backups, Data, Evidence, Formation, Live, Place};
+use super::{
+    decision::{Backups, Data, Evidence, Formation, Live, Place},
+    peers::{self, Answers, Cluster},
+};
 use crate::{
-    etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id},
-    exit_record::ExitRecord,
+    etcd::{CALL_TIMEOUT, Connector},
+    exit_record::{ExitRecord, ExitState},
     identity::{Identity, Owner},
     member::{Status, kubernetes::Kubernetes},
     metrics::Metrics,
@@ -32,6 +35,9 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 /// How long another member may take to answer while no member has a record of a cluster. One that runs answers at once;
 /// one that waits for this member, to found the cluster with it, takes connections and doesn't answer.
 const FOUNDING_PATIENCE: Duration = Duration::from_millis(700);
+
+/// A check that takes longer says how far it is.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
 
 /// Everything that is looked at.
 #[derive(Debug, Clone)]
@@ -58,25 +64,6 @@ pub struct Scene {
     pub metrics: Metrics,
 }
 
-/// The running cluster, when it answers.
-pub struct Cluster {
-    /// A connection to a member that answers.
-    pub client: Client,
-    /// All members that it lists.
-    pub members: Vec<Member>,
-    /// Its ID.
-    pub id: u64,
-}
-
-impl std::fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cluster")
-            .field("id", &self.id)
-            .field("members", &self.members)
-            .finish_non_exhaustive()
-    }
-}
-
 /// What was found.
 #[derive(Debug)]
 pub struct Findings {
@@ -88,11 +75,33 @@ pub struct Findings {
     pub notes: Vec<String>,
 }
 
+/// What was recorded earlier.
+#[derive(Debug)]
+struct Record {
+    formation: Formation,
+    /// The clusters that members were last seen in.
+    clusters: BTreeSet<String>,
+    begun: bool,
+    as_learner: bool,
+}
+
+impl Default for Record {
+    /// It can't be read.
+    fn default() -> Self {
+        Self {
+            formation: Formation::Unknown,
+            clusters: BTreeSet::new(),
+            begun: false,
+            as_learner: false,
+        }
+    }
+}
+
 impl Scene {
     /// Looks at everything that matters, cheapest first: with good data nothing else is asked.
     pub async fn look(&self) -> Findings {
         let mut notes = Vec::new();
-        let data = self.data(&mut notes).await;
+        let (data, found) = self.data(&mut notes).await;
         let place = match (self.cluster.members.len(), self.cluster.members.first()) {
             (0 | 1, _) => Place::Only,
             (_, Some(first)) if first.name == self.member.name => Place::First,
@@ -109,24 +118,11 @@ impl Scene {
             place,
             as_learner: false,
         };
-        if !matches!(data, Data::Missing | Data::Invalid) {
-            return Findings {
-                evidence,
-                cluster: None,
-                notes,
-            };
-        }
-        let (record, backups) = tokio::join!(self.record(), self.backups(&mut notes));
-        (evidence.formation, evidence.as_learner) = record;
-        evidence.backups = backups;
-        let patience = match evidence.formation {
-            Formation::Never => FOUNDING_PATIENCE,
-            Formation::Formed | Formation::Unknown => CALL_TIMEOUT,
+        let cluster = match (data, found) {
+            (Data::Valid, Some(found)) => self.removed_from(&found, &mut evidence, &mut notes).await,
+            (Data::Missing | Data::Invalid, _) => self.without_data(&mut evidence, &mut notes).await,
+            _ => None,
         };
-        let cluster = self.running_cluster(place, patience).await;
-        if let Some(cluster) = &cluster {
-            evidence.live = self.live(cluster);
-        }
         Findings {
             evidence,
             cluster,
@@ -134,24 +130,70 @@ impl Scene {
         }
     }
 
+    /// Asks everybody else.
+    async fn without_data(&self, evidence: &mut Evidence, notes: &mut Vec<String>) -> Option<Cluster> {
+        let (record, backups) = tokio::join!(self.record(), self.backups(notes));
+        evidence.formation = record.formation;
+        evidence.as_learner = record.as_learner;
+        evidence.begun |= record.begun;
+        evidence.backups = backups;
+        if evidence.place == Place::Only {
+            return None;
+        }
+        let patience = match evidence.formation {
+            Formation::Never => FOUNDING_PATIENCE,
+            Formation::Formed | Formation::Unknown => CALL_TIMEOUT,
+        };
+        match peers::choose(peers::ask(self, patience).await, &self.cluster, &record.clusters) {
+            Answers::Nobody => None,
+            Answers::Ours(cluster) => {
+                evidence.live = self.live(&cluster);
+                Some(*cluster)
+            }
+            Answers::Strangers(who) => {
+                notes.push(who);
+                evidence.live = Live::OtherCluster;
+                None
+            }
+        }
+    }
+
+    /// An etcd whose member was removed from its cluster ends by itself, again and again. One that ended in another way
+    /// isn't asked about: with good data a start needs nobody.
+    async fn removed_from(
+        &self,
+        found: &DataDir,
+        evidence: &mut Evidence,
+        notes: &mut Vec<String>,
+    ) -> Option<Cluster> {
+        let ended = ExitRecord::read(&self.volume).is_some_and(|record| record.state == ExitState::Unclean);
+        if !ended || evidence.place == Place::Only {
+            return None;
+        }
+        let cluster = peers::removed_from(peers::ask(self, CALL_TIMEOUT).await, found)?;
+        notes.push(format!("{} doesn't list its member any more", cluster.display()));
+        evidence.data = Data::Removed;
+        Some(cluster)
+    }
+
     /// Checks the volume and the data directory.
-    async fn data(&self, notes: &mut Vec<String>) -> Data {
+    async fn data(&self, notes: &mut Vec<String>) -> (Data, Option<DataDir>) {
         let identity = self.identity();
         match identity.owner_of(&self.volume) {
             Ok(Owner::Nobody | Owner::Us) => {}
             Ok(Owner::Predecessor) => info!("the volume is of an earlier Etcd of this name: taking it over"),
             Ok(Owner::Other(who)) => {
                 notes.push(format!("the volume holds the data of {who}"));
-                return Data::Foreign;
+                return (Data::Foreign, None);
             }
             Err(error) => {
                 notes.push(format!("read the identity on the volume: {error}"));
-                return Data::Unknown;
+                return (Data::Unknown, None);
             }
         }
-        match self.validate().await {
+        let data = match self.validate().await {
             Verdict::Missing => Data::Missing,
-            Verdict::Valid(_) => Data::Valid,
+            Verdict::Valid(found) => return (Data::Valid, Some(found)),
             Verdict::Invalid { reason } => {
                 notes.push(format!("the data directory is damaged: {reason}"));
                 self.status.setback(reason::DB_VALIDATION_FAILED, &reason);
@@ -162,7 +204,8 @@ impl Scene {
                 notes.push(format!("read the data directory: {reason}"));
                 Data::Unknown
             }
-        }
+        };
+        (data, None)
     }
 
     /// A quick check after a clean end, a complete one otherwise.
@@ -195,14 +238,24 @@ impl Scene {
             "the data directory is being checked",
         );
         let (dir, begun) = (self.data_dir.clone(), Instant::now());
-        let checked = tokio::task::spawn_blocking(move || {
-            if clean {
-                validate::sanity(&dir, LOCK_DEADLINE)
-            } else {
-                validate::full(&dir, LOCK_DEADLINE)
+        let meter = Arc::new(Meter::default());
+        let mut checked = tokio::task::spawn_blocking({
+            let meter = Arc::clone(&meter);
+            move || {
+                if clean {
+                    validate::sanity(&dir, LOCK_DEADLINE)
+                } else {
+                    validate::full_metered(&dir, LOCK_DEADLINE, &meter)
+                }
             }
         });
-        match checked.await {
+        let checked = loop {
+            match timeout(TOLD_EVERY, &mut checked).await {
+                Ok(checked) => break checked,
+                Err(_) => self.validates(&meter),
+            }
+        };
+        match checked {
             Ok(verdict) => {
                 let took = begun.elapsed();
                 info!(?verdict, clean, ?took, "checked the data directory");
@@ -215,22 +268,64 @@ impl Scene {
         }
     }
 
-    async fn record(&self) -> (Formation, bool) {
+    /// Says how far a check is that takes longer.
+    fn validates(&self, meter: &Meter) {
+        let (read, size) = meter.progress();
+        let percent = read.saturating_mul(100).checked_div(size).unwrap_or(0).min(99);
+        let message = format!(
+            "the data directory is being checked: {percent} % of {} MiB",
+            size.div_ceil(1 << 20)
+        );
+        info!(percent, size, "checking the data directory");
+        self.status
+            .progress(i32::try_from(percent).unwrap_or(99), &message);
+        self.status.condition(
+            conditions::member::INITIALIZED,
+            api::v1alpha1::ConditionStatus::False,
+            conditions::member::VALIDATING,
+            &message,
+        );
+    }
+
+    async fn record(&self) -> Record {
         let Some(kubernetes) = &self.kubernetes else {
-            // Without a place for records only the running cluster and the backups can tell.
-            return (Formation::Never, false);
+            return self.record_on_volume();
         };
         match kubernetes.own().await {
-            Ok(own) => (
-                kubernetes.formation().await,
-                own.as_ref().is_some_and(Kubernetes::as_learner),
-            ),
+            Ok(own) => {
+                let (formation, clusters) = kubernetes.formation().await;
+                Record {
+                    formation,
+                    clusters,
+                    begun: false,
+                    as_learner: own.as_ref().is_some_and(Kubernetes::as_learner),
+                }
+            }
             Err(error) => {
-                warn!(
-                    error = operator::reconcile::chain(&error),
-                    "failed to read this member's record"
-                );
-                (Formation::Unknown, false)
+                let error = operator::reconcile::chain(&error);
+                warn!(error, "failed to read this member's record");
+                Record::default()
+            }
+        }
+    }
+
+    /// Without a Kubernetes API the volume is the only place for records. When that is lost too, only the running cluster
+    /// and the backups can tell.
+    fn record_on_volume(&self) -> Record {
+        match self.identity().recorded_cluster(&self.volume) {
+            Ok(None) => Record {
+                formation: Formation::Never,
+                ..Record::default()
+            },
+            Ok(Some(cluster)) => Record {
+                formation: Formation::Formed,
+                clusters: BTreeSet::from([cluster]),
+                begun: true,
+                as_learner: false,
+            },
+            Err(error) => {
+                warn!(%error, "failed to read this member's record on the volume");
+                Record::default()
             }
         }
     }
@@ -252,52 +347,6 @@ impl Scene {
                 Backups::Unknown
             }
         }
-    }
-
-    /// Asks the other members for the cluster, all at once. Only those at whose address something listens are asked.
-    async fn running_cluster(&self, place: Place, patience: Duration) -> Option<Cluster> {
-        if place == Place::Only {
-            return None;
-        }
-        let others = self
-            .cluster
-            .members
-            .iter()
-            .filter(|member| member.name != self.member.name);
-        let asked = others
-            .filter_map(|member| member.client_urls.first())
-            .map(|url| async move {
-                if !self.connector.answers(url).await {
-                    return None;
-                }
-                match timeout(patience, self.ask(url)).await {
-                    Ok(Ok(cluster)) => Some(cluster),
-                    Ok(Err(error)) => {
-                        debug!(
-                            url,
-                            error = operator::reconcile::chain(&error),
-                            "no answer from a member"
-                        );
-                        None
-                    }
-                    Err(_) => {
-                        debug!(url, ?patience, "no answer from a member in time");
-                        None
-                    }
-                }
-            });
-        join_all(asked).await.into_iter().flatten().next()
-    }
-
-    async fn ask(&self, url: &String) -> Result<Cluster, EtcdError> {
-        let mut client = self.connector.remote(&[url]).await?;
-        let mut answer = call("list members", CALL_TIMEOUT, client.member_list()).await?;
-        let id = answer.take_header().map_or(0, |header| header.cluster_id());
-        Ok(Cluster {
-            client,
-            members: answer.members().to_vec(),
-            id,
-        })
     }
 
     fn live(&self, cluster: &Cluster) -> Live {
@@ -331,13 +380,7 @@ impl Scene {
             etcd: self.cluster.name.clone(),
             uid: self.cluster.uid.clone(),
             member: self.member.name.clone(),
+            cluster_id: None,
         }
-    }
-}
-
-impl Cluster {
-    /// What it is called in messages.
-    pub fn display(&self) -> String {
-        format!("cluster {} of {} members", hex_id(self.id), self.members.len())
     }
 }

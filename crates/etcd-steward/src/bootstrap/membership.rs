@@ -2,15 +2,11 @@
 
 use std::{path::PathBuf, time::Instant};
 
-use etcd_client::MemberAddOptions;
+use etcd_client::{Member, MemberAddOptions};
 use jiff::Timestamp;
 use tracing::{info, warn};
 
-use super::{
-    config,
-    decision::Decision,
-    evidence::{Cluster, Scene},
-};
+use super::{config, decision::Decision, evidence::Scene, peers::Cluster};
 use crate::{
     etcd::{CALL_TIMEOUT, EtcdError, call, hex_id},
     metrics::Step,
@@ -92,10 +88,14 @@ pub(super) async fn join(
         .await
         .map_err(failed)?;
     let ours = &scene.member.peer_urls;
-    let others = listed
-        .members()
-        .iter()
-        .filter(|member| !member.peer_urls().iter().any(|url| ours.contains(url)));
+    let is_ours = |member: &&Member| member.peer_urls().iter().any(|url| ours.contains(url));
+    if let Some(own) = listed.members().iter().find(is_ours) {
+        scene.status.update(|status| {
+            status.id = Some(hex_id(own.id()));
+            status.cluster_id = Some(hex_id(cluster.id));
+        });
+    }
+    let others = listed.members().iter().filter(|member| !is_ours(member));
     let mut members: Vec<_> = others
         .flat_map(|member| {
             member

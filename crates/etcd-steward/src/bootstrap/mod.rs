@@ -4,6 +4,7 @@ pub mod config;
 pub mod decision;
 pub mod evidence;
 mod membership;
+mod peers;
 pub mod session;
 
 use std::{path::PathBuf, time::Duration};

@@ -2,6 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+use api::{conditions::member, v1alpha1::ConditionStatus};
 use futures::Stream;
 use steward_proto::v1::{
     Exited, Hello, RunRequest, RunResponse, Start, Stop, bootstrap_service_server::BootstrapService,
@@ -146,13 +147,28 @@ impl Sessions {
             info!("etcd has stopped as it was asked to");
             return;
         }
-        let backoff = self.crashes.lock().await.backoff();
-        warn!(
-            exit_code = exited.exit_code,
-            signal = exited.signal,
-            ?backoff,
-            "etcd has ended"
-        );
+        let (backoff, count) = {
+            let mut crashes = self.crashes.lock().await;
+            (crashes.backoff(), crashes.count)
+        };
+        let (exit_code, signal) = (exited.exit_code, exited.signal);
+        warn!(exit_code, signal, ?backoff, "etcd has ended");
+        if count > 1 {
+            let how = if signal == 0 {
+                format!("exit code {exit_code}")
+            } else {
+                format!("signal {signal}")
+            };
+            let why = format!(
+                "etcd has ended soon after its start {count} times, the last time with {how}: see its log; started again after {backoff:?}"
+            );
+            self.bootstrap.scene.status.condition(
+                member::READY,
+                ConditionStatus::False,
+                member::NOT_SERVING,
+                &why,
+            );
+        }
         sleep(backoff).await;
     }
 }

@@ -47,6 +47,11 @@ impl Etcd {
         })
     }
 
+    /// Its process.
+    pub(super) fn process(&self) -> Pid {
+        self.pid
+    }
+
     /// Its process ID.
     pub(super) fn pid(&self) -> u32 {
         self.pid.as_raw().unsigned_abs()

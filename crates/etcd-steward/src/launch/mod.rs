@@ -3,10 +3,12 @@
 
 mod child;
 mod health;
+mod reaper;
 
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
+    sync::{Arc, PoisonError},
     time::Duration,
 };
 
@@ -78,10 +80,14 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
+    let version = etcd_version(&args.etcd).await?;
+    let own = reaper::Own::default();
+    reaper::start(Arc::clone(&own)).context("take in orphans")?;
     let mut launcher = Launcher {
-        version: etcd_version(&args.etcd).await?,
+        version,
         args,
         etcd: None,
+        own,
         running,
     };
     tokio::select! {
@@ -119,6 +125,8 @@ struct Launcher {
     args: Args,
     version: String,
     etcd: Option<Etcd>,
+    /// Its process, which is no orphan.
+    own: reaper::Own,
     running: watch::Sender<bool>,
 }
 
@@ -242,8 +250,13 @@ impl Launcher {
         exit_record::replace(&self.args.run, RUNNING, config.as_bytes())
             .context("write etcd's configuration")?;
         let file = self.args.run.join(RUNNING);
-        let etcd =
-            Etcd::start(&self.args.etcd, &file, config_hash, &self.args.volume).context("start etcd")?;
+        let etcd = {
+            let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+            let etcd =
+                Etcd::start(&self.args.etcd, &file, config_hash, &self.args.volume).context("start etcd")?;
+            *own = Some(etcd.process());
+            etcd
+        };
         let started = Started {
             etcd_pid: etcd.pid(),
             config_hash: config_hash.to_owned(),

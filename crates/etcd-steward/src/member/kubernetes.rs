@@ -1,6 +1,6 @@
 //! The member's side of the Kubernetes API: its EtcdMember, its heartbeat Lease and Events.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use api::{
     labels,
@@ -77,27 +77,30 @@ impl Kubernetes {
         self.members.get_opt(name).await
     }
 
-    /// Whether any member has recorded a cluster. A record that can't be read leaves it unknown, unless another says it.
-    pub async fn formation(&self) -> Formation {
+    /// Whether any member has recorded a cluster, and which. A record that can't be read leaves it unknown, unless another
+    /// says it.
+    pub async fn formation(&self) -> (Formation, BTreeSet<String>) {
         let records = join_all(self.names.iter().map(|name| self.members.get_opt(name))).await;
-        let mut formation = Formation::Never;
+        let (mut readable, mut clusters) = (true, BTreeSet::new());
         for (name, record) in self.names.iter().zip(records) {
             match record {
-                Ok(Some(member)) if member.status.as_ref().is_some_and(|s| s.cluster_id.is_some()) => {
-                    return Formation::Formed;
+                Ok(member) => {
+                    let status = member.and_then(|member| member.status);
+                    clusters.extend(status.and_then(|status| status.cluster_id));
                 }
-                Ok(_) => {}
                 Err(error) => {
-                    warn!(
-                        member = name,
-                        error = chain(&error),
-                        "failed to read a member's record"
-                    );
-                    formation = Formation::Unknown;
+                    let error = chain(&error);
+                    warn!(member = name, error, "failed to read a member's record");
+                    readable = false;
                 }
             }
         }
-        formation
+        let formation = match (clusters.is_empty(), readable) {
+            (false, _) => Formation::Formed,
+            (true, true) => Formation::Never,
+            (true, false) => Formation::Unknown,
+        };
+        (formation, clusters)
     }
 
     /// Whether the member was made by a scale-out.

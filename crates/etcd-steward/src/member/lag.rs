@@ -1,30 +1,39 @@
-//! How far this member is behind the others. What the member knows itself isn't enough: a learner that has just joined
-//! knows of no entry that it hasn't got.
+//! How far the others are. What the member knows itself isn't enough: a learner that has just joined knows of no entry
+//! that it hasn't got, and answers nobody before it has most of them.
 
 use std::time::Duration;
 
 use api::steward::{ClusterConfig, ClusterMember};
-use etcd_client::{Client, StatusResponse};
+use etcd_client::Client;
 use futures::future::join_all;
 use tokio::time::{Instant, timeout};
 
 use crate::etcd::{Connector, EtcdError, call};
 
-/// A learner's lag is worth a look every second; that of others is most often none.
-const LEARNER: Duration = Duration::from_secs(1);
-const FOLLOWER: Duration = Duration::from_secs(10);
+/// How often the others are asked: a learner's lag is worth a look every second; that of others is most often none.
+pub(super) const LEARNER: Duration = Duration::from_secs(1);
+pub(super) const FOLLOWER: Duration = Duration::from_secs(10);
 /// The others are asked on the side: what takes longer says nothing in time.
 const PATIENCE: Duration = Duration::from_millis(500);
 /// Fewer entries are the normal state of a busy cluster.
 const NOTHING: u64 = 1000;
 
-/// The newest entry that the others have told of.
+/// What the others have told of.
 #[derive(Debug, Clone)]
 pub(super) struct Lag {
     connector: Connector,
     others: Vec<Other>,
-    newest: u64,
+    newest: Newest,
     looked: Option<Instant>,
+}
+
+/// The most that a member has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Newest {
+    /// Index of its newest entry.
+    pub(super) index: u64,
+    /// Size of its database in bytes.
+    pub(super) db_size: u64,
 }
 
 #[derive(Clone)]
@@ -52,49 +61,57 @@ impl Lag {
                     client: None,
                 })
                 .collect(),
-            newest: 0,
+            newest: Newest::default(),
             looked: None,
         }
     }
 
-    /// Asks the others, if it is time to. The leader knows best itself.
-    pub(super) async fn look(&mut self, own: &StatusResponse) {
-        let leads = own
-            .header()
-            .is_some_and(|header| header.member_id() == own.leader());
-        let period = if own.is_learner() { LEARNER } else { FOLLOWER };
-        if leads || self.looked.is_some_and(|at| at.elapsed() < period) {
+    /// Asks the others, if they weren't asked within a period.
+    pub(super) async fn look(&mut self, period: Duration) {
+        if self.looked.is_some_and(|at| at.elapsed() < period) {
             return;
         }
         self.looked = Some(Instant::now());
         let connector = &self.connector;
-        let asked = self.others.iter_mut().map(|other| other.index(connector));
-        self.newest = join_all(asked).await.into_iter().flatten().max().unwrap_or(0);
+        let asked = self.others.iter_mut().map(|other| other.newest(connector));
+        let told: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+        self.newest = Newest {
+            index: told.iter().map(|newest| newest.index).max().unwrap_or(0),
+            db_size: told.iter().map(|newest| newest.db_size).max().unwrap_or(0),
+        };
+    }
+
+    /// What they have told.
+    pub(super) fn newest(&self) -> Newest {
+        self.newest
     }
 
     /// Entries between what the member has applied and the newest one that is known of.
     pub(super) fn of(&self, own_index: u64, applied: u64) -> u64 {
-        own_index.max(self.newest).saturating_sub(applied)
+        own_index.max(self.newest.index).saturating_sub(applied)
     }
 }
 
 impl Other {
-    async fn index(&mut self, connector: &Connector) -> Option<u64> {
+    async fn newest(&mut self, connector: &Connector) -> Option<Newest> {
         let asked = timeout(PATIENCE, self.ask(connector)).await;
-        let index = asked.ok().and_then(Result::ok);
-        if index.is_none() {
+        let newest = asked.ok().and_then(Result::ok);
+        if newest.is_none() {
             self.client = None;
         }
-        index
+        newest
     }
 
-    async fn ask(&mut self, connector: &Connector) -> Result<u64, EtcdError> {
+    async fn ask(&mut self, connector: &Connector) -> Result<Newest, EtcdError> {
         let client = match &mut self.client {
             Some(client) => client,
             None => self.client.insert(connector.remote(&self.urls).await?),
         };
         let status = call("status of another member", PATIENCE, client.status()).await?;
-        Ok(status.raft_index())
+        Ok(Newest {
+            index: status.raft_index(),
+            db_size: u64::try_from(status.db_size()).unwrap_or(0),
+        })
     }
 }
 
@@ -120,7 +137,7 @@ mod tests {
             &ClusterMember::default(),
         );
         assert_eq!(lag.of(10, 10), 0);
-        lag.newest = 5010;
+        lag.newest.index = 5010;
         assert_eq!(lag.of(10, 10), 5000);
         // What was told is older than what the member knows by now.
         assert_eq!(lag.of(6000, 6000), 0);

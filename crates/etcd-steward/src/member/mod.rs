@@ -1,8 +1,11 @@
 //! What this member tells about itself: one status that all parts of the steward write to, published in its EtcdMember.
 
+mod catch_up;
 pub mod kubernetes;
 mod lag;
+pub mod learners;
 pub mod monitor;
+pub mod peer_urls;
 pub mod promotion;
 
 use std::sync::Arc;

@@ -1,13 +1,13 @@
 //! Follows the etcd beside the steward: whether it answers, its role, sizes and alarms.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use api::{
     conditions, quantity,
     steward::{ClusterConfig, ClusterMember},
     v1alpha1::{
-        Alarm, ConditionStatus, Defragmentation, DefragmentationStatus, EtcdMemberStatus, MemberRole,
-        MemberState, MemberSubState, transition_reason as reason,
+        Alarm, ConditionStatus, Defragmentation, DefragmentationStatus, EtcdMemberStatus, Initialization,
+        MemberRole, MemberState, MemberSubState, transition_reason as reason,
     },
 };
 use etcd_client::{Client, StatusResponse};
@@ -15,13 +15,14 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{
     Status,
+    catch_up::{self, CatchUp},
     lag::{self, Lag},
     whole_seconds,
 };
@@ -49,6 +50,10 @@ pub struct Monitor {
     running: watch::Receiver<Option<Version>>,
     alive: watch::Sender<bool>,
     lag: Lag,
+    /// etcd's data directory: what arrives there before etcd answers.
+    data_dir: PathBuf,
+    /// How far a learner was when it was last told, in percent.
+    told: Option<i32>,
     /// The database's size at the last look, for as long as etcd runs.
     size: Option<u64>,
 }
@@ -61,6 +66,7 @@ impl Monitor {
         (cluster, own): (&ClusterConfig, &ClusterMember),
         metrics: Metrics,
         running: watch::Receiver<Option<Version>>,
+        data_dir: PathBuf,
     ) -> Self {
         Self {
             lag: Lag::new(connector.clone(), cluster, own),
@@ -70,6 +76,8 @@ impl Monitor {
             metrics,
             running,
             alive: watch::Sender::new(false),
+            data_dir,
+            told: None,
             size: None,
         }
     }
@@ -86,7 +94,8 @@ impl Monitor {
         let mut started = Instant::now();
         loop {
             let Some(version) = self.running.borrow_and_update().clone() else {
-                (client, last_answer, self.size) = (None, None, None);
+                (client, last_answer) = (None, None);
+                (self.size, self.told) = (None, None);
                 self.silent("etcd doesn't run");
                 tokio::select! {
                     changed = self.running.changed() => if changed.is_err() { return },
@@ -95,16 +104,18 @@ impl Monitor {
                 started = Instant::now();
                 continue;
             };
-            match self.ask(&mut client).await {
+            match self.ask(&mut client, last_answer.is_none()).await {
                 Ok(answer) => {
                     last_answer = Some(Instant::now());
-                    self.lag.look(&answer).await;
+                    self.look_at_others(&answer).await;
                     self.answered(&answer, &version);
                 }
                 Err(error) => {
                     client = None;
                     debug!(%error, "etcd doesn't answer");
-                    if last_answer.is_some_and(|at: Instant| at.elapsed() > SILENCE) {
+                    if last_answer.is_none() {
+                        self.joins().await;
+                    } else if last_answer.is_some_and(|at: Instant| at.elapsed() > SILENCE) {
                         self.silent(&error.to_string());
                     }
                 }
@@ -118,12 +129,71 @@ impl Monitor {
         }
     }
 
-    async fn ask(&self, client: &mut Option<Client>) -> Result<StatusResponse, EtcdError> {
-        let client = match client {
-            Some(client) => client,
-            None => client.insert(self.connector.local().await?),
+    /// An etcd that starts takes connections long before it answers: it isn't waited for.
+    async fn ask(&self, client: &mut Option<Client>, starts: bool) -> Result<StatusResponse, EtcdError> {
+        let asked = async {
+            let client = match client {
+                Some(client) => client,
+                None => client.insert(self.connector.local().await?),
+            };
+            call("status of etcd", CALL_TIMEOUT, client.status()).await
         };
-        call("status of etcd", CALL_TIMEOUT, client.status()).await
+        let patience = if starts { PERIOD } else { CALL_TIMEOUT };
+        let late = |_| EtcdError::Timeout {
+            call: "status of etcd",
+            after: patience,
+        };
+        timeout(patience, asked).await.map_err(late)?
+    }
+
+    /// The leader knows best itself.
+    async fn look_at_others(&mut self, own: &StatusResponse) {
+        let header = own.header();
+        if header.is_some_and(|header| header.member_id() == own.leader()) {
+            return;
+        }
+        let period = if own.is_learner() {
+            lag::LEARNER
+        } else {
+            lag::FOLLOWER
+        };
+        self.lag.look(period).await;
+    }
+
+    /// A learner doesn't answer before it has most of the data; until then its files tell.
+    async fn joins(&mut self) {
+        if !self.status.read(has_yet_to_join) {
+            return;
+        }
+        self.lag.look(lag::LEARNER).await;
+        let catch_up = catch_up::on_disk(&self.data_dir, self.lag.newest());
+        self.metrics.set_learner(true);
+        self.status
+            .update(|status| status.role = Some(MemberRole::Learner));
+        self.step(Some(&MemberRole::Learner));
+        self.catches_up(&catch_up);
+    }
+
+    /// Tells how far a learner is, in whole percent: what moves all the time would have the status written all the time.
+    fn catches_up(&mut self, catch_up: &CatchUp) {
+        self.metrics.set_behind(catch_up.behind);
+        self.metrics.set_caught_up(catch_up.percent);
+        if self.told.replace(catch_up.percent) == Some(catch_up.percent) {
+            return;
+        }
+        self.status.update(|status| {
+            status.behind = signed(lag::rounded(catch_up.behind));
+            status.initialization = Some(Initialization {
+                progress_percent: catch_up.percent,
+                message: catch_up.message.clone(),
+            });
+        });
+        self.status.condition(
+            conditions::member::READY,
+            ConditionStatus::False,
+            conditions::member::LEARNER,
+            &catch_up.message,
+        );
     }
 
     fn silent(&self, why: &str) {
@@ -153,7 +223,8 @@ impl Monitor {
         let role = role_of(answer, own);
         let defragmentation = self.shrunk(answer.db_size());
         let behind = self.lag.of(answer.raft_index(), answer.raft_applied_index());
-        self.metrics.set_learner(answer.is_learner());
+        let learns = answer.is_learner();
+        self.metrics.set_learner(learns);
         self.metrics.set_behind(behind);
         self.status.update(|status| {
             status.id = Some(hex_id(own));
@@ -169,13 +240,19 @@ impl Monitor {
             status.observed_config_hash = Some(version.config.clone());
             status.observed_tls_hash =
                 Some(version.authorities.clone()).filter(|authorities| !authorities.is_empty());
-            status.initialization = None;
+            status.initialization.take_if(|_| !learns);
             update_sizes(status, answer);
             if let Some(done) = &defragmentation {
                 status.last_defragmentation = Some(done.clone());
             }
         });
         self.step(role.as_ref());
+        if learns {
+            self.catches_up(&catch_up::applied(answer.raft_applied_index(), behind));
+        } else {
+            self.metrics.set_caught_up(100);
+            self.serves(role.as_ref());
+        }
         // Told last: who waits for it finds the IDs in the status.
         self.alive
             .send_if_modified(|alive| !std::mem::replace(alive, true));
@@ -210,19 +287,13 @@ impl Monitor {
             ),
             Some(MemberRole::Learner) => (MemberState::Starting, MemberSubState::Learner, "catches up"),
             // No leader is known: the member waits for a quorum, which the condition tells.
-            _ => return self.serves(role),
+            _ => return,
         };
         self.status.transition(state, Some(sub_state), why, message);
-        self.serves(role);
     }
 
     fn serves(&self, role: Option<&MemberRole>) {
         let (serves, reason, message) = match role {
-            Some(MemberRole::Learner) => (
-                ConditionStatus::False,
-                conditions::member::LEARNER,
-                "catches up with the leader",
-            ),
             Some(_) => (
                 ConditionStatus::True,
                 conditions::member::SERVING,
@@ -237,6 +308,13 @@ impl Monitor {
         self.status
             .condition(conditions::member::READY, serves, reason, message);
     }
+}
+
+/// Whether the member has set out to join and hasn't voted since, however often it was started anew.
+fn has_yet_to_join(status: &EtcdMemberStatus) -> bool {
+    let mut steps = status.transitions.iter().rev().map(|step| &step.state);
+    steps.find(|state| matches!(state, MemberState::Starting | MemberState::Started))
+        == Some(&MemberState::Starting)
 }
 
 /// Why the member is now in this role.

@@ -1,5 +1,7 @@
-//! A learner asks for its promotion until it votes; etcd itself refuses as long as it hasn't caught up. A member that
-//! votes takes the mark away that says that it is yet to join.
+//! A learner asks for its promotion until it votes; etcd itself refuses as long as it hasn't caught up. It counts as a
+//! voter when it says so itself and all that answer list it as one. Then the mark goes that says that it is yet to join.
+
+mod proof;
 
 use std::{future::pending, time::Duration};
 
@@ -7,14 +9,16 @@ use api::{
     steward::ClusterConfig,
     v1alpha1::{EtcdMemberStatus, MemberRole},
 };
+use futures::future::join_all;
 use operator::reconcile::chain;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use self::proof::{Says, prove};
 use super::{Status, kubernetes::Kubernetes};
 use crate::{
-    etcd::{CALL_TIMEOUT, Connector, call},
+    etcd::{CALL_TIMEOUT, Connector, EtcdError, call},
     metrics::{Metrics, Step},
 };
 
@@ -51,21 +55,26 @@ impl Promotion {
     async fn work(&self) {
         let learns = |status: &EtcdMemberStatus| status.role == Some(MemberRole::Learner);
         let mut changes = self.status.subscribe();
+        let mut learned = false;
         loop {
             if changes.wait_for(|status| status.role.is_some()).await.is_err() {
                 return;
             }
             if self.status.read(learns) {
+                learned = true;
                 self.ask().await;
                 sleep(PERIOD).await;
                 continue;
             }
-            let unmarked = async {
+            let settled = async {
+                if learned {
+                    self.until_proven().await;
+                }
                 self.unmark().await;
                 pending::<()>().await;
             };
             tokio::select! {
-                () = unmarked => {}
+                () = settled => {}
                 changed = changes.wait_for(learns) => if changed.is_err() { return },
             }
         }
@@ -73,8 +82,7 @@ impl Promotion {
 
     /// Asks one voter after the other.
     async fn ask(&self) {
-        let id = self.status.read(|status| status.id.clone());
-        let Some(id) = id.and_then(|id| u64::from_str_radix(&id, 16).ok()) else {
+        let Some(id) = self.id() else {
             return;
         };
         let others = self
@@ -90,18 +98,82 @@ impl Promotion {
             };
             match promoted.await {
                 Ok(_) => {
-                    info!(by = voter.name, "promoted to a voter");
+                    info!(by = voter.name, "promoted");
                     self.metrics.stepped(Step::Promote, true, begun.elapsed());
-                    if let Some(kubernetes) = &self.kubernetes {
-                        kubernetes
-                            .tell("Join", "PromotedAsVotingMember", "the member votes")
-                            .await;
-                    }
                     return;
                 }
                 Err(error) => debug!(by = voter.name, %error, "not promoted yet"),
             }
         }
+    }
+
+    fn id(&self) -> Option<u64> {
+        let id = self.status.read(|status| status.id.clone())?;
+        u64::from_str_radix(&id, 16).ok()
+    }
+
+    /// The promotion is stored with the Raft log, and each member reads it there at its own time. What one list says
+    /// need not be so for Raft.
+    async fn until_proven(&self) {
+        loop {
+            match self.said().await {
+                Ok(said) => match prove(&said) {
+                    Ok(()) => break,
+                    Err(doubt) => debug!(%doubt, "not proven to be a voter yet"),
+                },
+                Err(error) => debug!(%error, "can't be proven to be a voter yet"),
+            }
+            sleep(PERIOD).await;
+        }
+        info!("is a voter: says so itself, and all that answer list it as one");
+        if let Some(kubernetes) = &self.kubernetes {
+            kubernetes
+                .tell("Join", "PromotedAsVotingMember", "the member votes")
+                .await;
+        }
+    }
+
+    /// What each voter says of this one, and what it says itself.
+    async fn said(&self) -> Result<Vec<(String, Says)>, EtcdError> {
+        let mut client = self.connector.local().await?;
+        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let id = listed.header().map_or(0, etcd_client::ResponseHeader::member_id);
+        let voters = listed.members().iter().filter(|member| !member.is_learner());
+        let asked = voters.map(|member| async move {
+            let says = if member.id() == id {
+                self.says_itself().await
+            } else {
+                self.listed_by(member.client_urls(), id).await
+            };
+            let silent = |error: EtcdError| {
+                debug!(member = member.name(), %error, "doesn't say who votes");
+                Says::Nothing
+            };
+            (member.name().to_owned(), says.unwrap_or_else(silent))
+        });
+        Ok(join_all(asked).await)
+    }
+
+    async fn says_itself(&self) -> Result<Says, EtcdError> {
+        let mut client = self.connector.local().await?;
+        let status = call("status of etcd", CALL_TIMEOUT, client.status()).await?;
+        Ok(if status.is_learner() {
+            Says::Learner
+        } else {
+            Says::Voter
+        })
+    }
+
+    /// Each member answers with its own list.
+    async fn listed_by(&self, urls: &[String], id: u64) -> Result<Says, EtcdError> {
+        let mut client = self.connector.remote(urls).await?;
+        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let own = listed.members().iter().find(|member| member.id() == id);
+        Ok(match own {
+            Some(own) if own.is_learner() => Says::Learner,
+            Some(_) => Says::Voter,
+            None => Says::NotListed,
+        })
     }
 
     /// Takes the mark away, for as long as it takes. A mark that stays would make the member wait for others to join,

@@ -2,7 +2,6 @@
 
 use std::{collections::HashMap, pin::Pin, time::Duration};
 
-use etcd_client::Member as EtcdMember;
 use futures::{Stream, StreamExt as _};
 use operator::reconcile::chain;
 use snapstore::Kind;
@@ -14,9 +13,9 @@ use steward_proto::{
         GetBackupStatusRequest, GetBackupStatusResponse, GetLatestSnapshotsRequest,
         GetLatestSnapshotsResponse, GetMemberRequest, GetMemberResponse, GetOperationRequest,
         GetOperationResponse, ListMembersRequest, ListMembersResponse, ListOperationsRequest,
-        ListOperationsResponse, ListSnapshotsRequest, ListSnapshotsResponse, Member, MemberRole, Operation,
-        OperationError, OperationState, SnapshotType, WaitOperationRequest, WaitOperationResponse,
-        WatchOperationRequest, WatchOperationResponse,
+        ListOperationsResponse, ListSnapshotsRequest, ListSnapshotsResponse, Operation, OperationError,
+        OperationState, SnapshotType, WaitOperationRequest, WaitOperationResponse, WatchOperationRequest,
+        WatchOperationResponse,
         maintenance_service_server::{MaintenanceService, MaintenanceServiceServer},
         members_service_server::{MembersService, MembersServiceServer},
         operations_service_server::{OperationsService, OperationsServiceServer},
@@ -32,7 +31,7 @@ use super::{
     actions::{Refusal, snapshot},
     operations::{states, wait},
 };
-use crate::etcd::{CALL_TIMEOUT, EtcdError, call, hex_id};
+use crate::etcd::EtcdError;
 
 const DOMAIN: &str = "steward.druid.gardener.cloud";
 
@@ -292,17 +291,18 @@ impl MaintenanceService for Api {
 #[tonic::async_trait]
 impl MembersService for Api {
     async fn get_member(&self, _: Request<GetMemberRequest>) -> Result<Response<GetMemberResponse>, Status> {
-        let members = self.members().await.map_err(|error| of_etcd(&error))?;
-        let own = members.into_iter().find(|member| member.name == self.member);
-        match own {
-            Some(member) => Ok(Response::new(GetMemberResponse { member: Some(member) })),
-            None => Err(with_reason(
+        let member = self.own_member().await;
+        let missing = || {
+            with_reason(
                 Code::NotFound,
                 "the cluster doesn't list this member",
                 "NotListed",
                 &[],
-            )),
-        }
+            )
+        };
+        Ok(Response::new(GetMemberResponse {
+            member: Some(member.ok_or_else(missing)?),
+        }))
     }
 
     async fn list_members(
@@ -311,60 +311,6 @@ impl MembersService for Api {
     ) -> Result<Response<ListMembersResponse>, Status> {
         let members = self.members().await.map_err(|error| of_etcd(&error))?;
         Ok(Response::new(ListMembersResponse { members }))
-    }
-}
-
-impl Api {
-    /// All members that the cluster lists, each asked for its state.
-    async fn members(&self) -> Result<Vec<Member>, EtcdError> {
-        let mut client = self.connector.local().await?;
-        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
-        let cluster_id = listed.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
-        let asked = listed
-            .members()
-            .iter()
-            .map(|member| self.member_state(member, cluster_id));
-        let mut members = futures::future::join_all(asked).await;
-        members.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(members)
-    }
-
-    async fn member_state(&self, listed: &EtcdMember, cluster_id: u64) -> Member {
-        let mut member = Member {
-            name: listed.name().to_owned(),
-            id: hex_id(listed.id()),
-            cluster_id: hex_id(cluster_id),
-            peer_urls: listed.peer_urls().to_vec(),
-            client_urls: listed.client_urls().to_vec(),
-            ..Member::default()
-        };
-        if listed.client_urls().is_empty() {
-            "it has never started".clone_into(&mut member.error);
-            return member;
-        }
-        let answer = async {
-            let mut client = self.connector.remote(listed.client_urls()).await?;
-            call("status", CALL_TIMEOUT, client.status()).await
-        };
-        match answer.await {
-            Ok(status) => {
-                let role = match (status.is_learner(), status.leader() == listed.id()) {
-                    (true, _) => MemberRole::Learner,
-                    (false, true) => MemberRole::Leader,
-                    (false, false) => MemberRole::Follower,
-                };
-                member.role = role.into();
-                status.version().clone_into(&mut member.etcd_version);
-                member.db_size_bytes = status.db_size();
-                member.db_size_in_use_bytes = status.raft_used_db_size();
-                member.raft_term = status.raft_term();
-                member.raft_index = status.raft_index();
-                member.raft_applied_index = status.raft_applied_index();
-                member.alarms = status.errors().to_vec();
-            }
-            Err(error) => member.error = chain(&error),
-        }
-        member
     }
 }
 

@@ -28,6 +28,7 @@ use super::{
 pub(super) fn routes(api: Api) -> Router {
     Router::new()
         .route("/healthz", get(|| async { Json(json!({"health": true})) }))
+        .route("/member", get(member))
         // etcd-backup-restore takes GET for these as well, and clients use it.
         .route("/snapshot/full", post(full).get(full))
         .route("/snapshot/delta", post(delta).get(delta))
@@ -169,6 +170,11 @@ async fn latest(State(api): State<Api>) -> Response {
             &operator::reconcile::chain(&error),
         ),
     }
+}
+
+/// This member as the status of its EtcdMember tells it, also where there is no Kubernetes.
+async fn member(State(api): State<Api>) -> Response {
+    Json(api.status.read(Clone::clone)).into_response()
 }
 
 async fn operations(State(api): State<Api>) -> Response {

@@ -3,6 +3,7 @@
 mod actions;
 mod grpc;
 mod http;
+mod members;
 pub mod operations;
 pub mod tls;
 
@@ -34,7 +35,7 @@ use self::{
     operations::Operations,
     tls::{Caller, Certificates},
 };
-use crate::{backup::Backups, etcd::Connector, maintenance::Maintenance};
+use crate::{backup::Backups, etcd::Connector, maintenance::Maintenance, member};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long running calls may go on when the process is told to stop.
@@ -47,6 +48,8 @@ pub struct Api {
     pub cluster: Arc<ClusterConfig>,
     /// Name of this member.
     pub member: String,
+    /// What the steward tells of it.
+    pub status: member::Status,
     /// Connections to etcd.
     pub connector: Connector,
     /// The backups, where a store is configured.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::cursor::Cursor;
 use super::format::{
@@ -111,13 +111,17 @@ impl Db {
     }
 
     /// Reads the file from start to end, so that what others read in the order of keys is in memory already: disks
-    /// are slow at anything else. Ends early when told to, or when the file can't be read; the others will see that.
-    pub(crate) fn prefetch(&self, stop: &AtomicBool) {
+    /// are slow at anything else. Ends early when told to, or when the file can't be read; the others will see that. How
+    /// many bytes were read is kept in `read`.
+    pub(crate) fn prefetch(&self, stop: &AtomicBool, read: &AtomicU64) {
         let mut chunk = vec![0; PREFETCH];
         let mut offset = 0;
         while !stop.load(Ordering::Relaxed) {
             match self.file.read_at(&mut chunk, offset) {
-                Ok(count) if count > 0 => offset += count as u64,
+                Ok(count) if count > 0 => {
+                    offset += count as u64;
+                    read.store(offset, Ordering::Relaxed);
+                }
                 _ => break,
             }
         }

@@ -1,0 +1,151 @@
+//! Keeps the URLs by which the cluster reaches this member the same as the configured ones. etcd heeds them only when a
+//! member is founded; after that its cluster has to be told. What versions of etcd do wrong with it is known here.
+
+mod gate;
+
+use std::path::PathBuf;
+
+use api::{
+    steward::ClusterMember,
+    v1alpha1::{EtcdMemberStatus, MemberRole},
+};
+use etcd_client::{Client, Member};
+use futures::future::join_all;
+use tokio::{
+    sync::watch,
+    time::{Duration, sleep},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use self::gate::{Change, Refusal, change};
+use super::{Status, kubernetes::Kubernetes};
+use crate::{
+    bootstrap::config::{self, ConfigError, Version},
+    etcd::{CALL_TIMEOUT, Connector, EtcdError, call},
+};
+
+const RETRY: Duration = Duration::from_secs(5);
+
+/// Why the URLs can't be compared or changed.
+#[derive(Debug, thiserror::Error)]
+enum PeerUrlError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+}
+
+/// What keeps them.
+#[derive(Debug)]
+pub struct PeerUrls {
+    /// What the member tells.
+    pub status: Status,
+    /// Connections to etcd.
+    pub connector: Connector,
+    /// This member, as it is wanted.
+    pub member: ClusterMember,
+    /// The file with its etcd's configuration.
+    pub config_file: PathBuf,
+    /// What its etcd runs with.
+    pub running: watch::Receiver<Option<Version>>,
+    /// For Events.
+    pub kubernetes: Option<Kubernetes>,
+}
+
+impl PeerUrls {
+    /// Works until `shutdown`.
+    pub async fn run(self, shutdown: CancellationToken) {
+        tokio::select! {
+            () = self.work() => {}
+            () = shutdown.cancelled() => {}
+        }
+    }
+
+    /// Looks whenever etcd has started anew: the configuration of a running one doesn't change.
+    async fn work(&self) {
+        let mut changes = self.status.subscribe();
+        let mut running = self.running.clone();
+        loop {
+            running.mark_unchanged();
+            if changes.wait_for(serves).await.is_err() {
+                return;
+            }
+            let again = async {
+                while let Err(error) = self.look().await {
+                    debug!(%error, "failed to compare the peer URLs");
+                    sleep(RETRY).await;
+                }
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = again => {}
+                changed = running.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    async fn look(&self) -> Result<(), PeerUrlError> {
+        let newest = config::version_of(&config::read(&self.config_file)?)?;
+        if self.running.borrow().as_ref() != Some(&newest) {
+            // It still listens where it did.
+            return Ok(());
+        }
+        let mut client = self.connector.local().await?;
+        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let id = listed.header().map_or(0, etcd_client::ResponseHeader::member_id);
+        let Some(own) = listed.members().iter().find(|member| member.id() == id) else {
+            return Ok(());
+        };
+        let change = change(own.peer_urls(), &self.member.peer_urls);
+        let learner_at = match change {
+            Change::Update if own.is_learner() => self.versions(listed.members()).await,
+            _ => Vec::new(),
+        };
+        match gate::allowed(change, &learner_at) {
+            Change::None => Ok(()),
+            Change::Update => self.update(&mut client, id, own.peer_urls()).await,
+            Change::Refuse(refusal) => {
+                self.refuse(&refusal).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Versions of all members that have ever started: each carries out the change itself. One that doesn't answer has none.
+    async fn versions(&self, members: &[Member]) -> Vec<String> {
+        let started = members.iter().filter(|member| !member.client_urls().is_empty());
+        let asked = started.map(|member| async move {
+            let mut client = self.connector.remote(member.client_urls()).await?;
+            let status = call("status", CALL_TIMEOUT, client.status()).await?;
+            Ok::<_, EtcdError>(status.version().to_owned())
+        });
+        let versions = join_all(asked).await.into_iter();
+        versions.map(Result::unwrap_or_default).collect()
+    }
+
+    async fn update(&self, client: &mut Client, id: u64, before: &[String]) -> Result<(), PeerUrlError> {
+        let wanted = &self.member.peer_urls;
+        let updating = client.member_update(id, wanted.clone());
+        call("update the peer URLs", CALL_TIMEOUT, updating).await?;
+        info!(?before, after = ?wanted, "told the cluster this member's new peer URLs");
+        Ok(())
+    }
+
+    async fn refuse(&self, refusal: &Refusal) {
+        warn!(%refusal, "the cluster isn't told this member's new peer URLs");
+        if let Some(kubernetes) = &self.kubernetes {
+            kubernetes
+                .warn("UpdatePeerURLs", "PeerURLsNotUpdated", &refusal.to_string())
+                .await;
+        }
+    }
+}
+
+/// It takes part, so the cluster can be told something.
+fn serves(status: &EtcdMemberStatus) -> bool {
+    matches!(
+        status.role,
+        Some(MemberRole::Leader | MemberRole::Follower | MemberRole::Learner)
+    )
+}

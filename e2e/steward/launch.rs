@@ -1,0 +1,153 @@
+//! The launcher and its etcd: how it ends, and what becomes of it then.
+
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+
+use anyhow::{Context as _, ensure};
+use serde_json::json;
+
+use crate::rig::{Rig, Setup};
+
+fn single() -> Setup {
+    Setup {
+        size: 1,
+        backup: json!(null),
+        ..Setup::default()
+    }
+}
+
+/// A program of the name etcd that comes before the real one.
+fn program(folder: &Path, script: &str) -> anyhow::Result<()> {
+    let file = folder.join("etcd");
+    fs::write(&file, format!("#!/bin/sh\n{script}\n"))?;
+    Ok(fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?)
+}
+
+/// A killed etcd is noted as such, started anew after a complete check, and has all data.
+#[tokio::test]
+async fn launch_a_killed_etcd_is_recorded_and_started_anew() -> anyhow::Result<()> {
+    let mut rig = Rig::start(single()).await?;
+    rig.put("/kept/", 10).await?;
+    let running = rig.members[0].exit_record()?;
+    ensure!(running["state"] == "Running", "{running}");
+    // Without a steward it isn't started anew, so that the record can be read.
+    rig.members[0].kill_steward();
+    let first = rig.members[0].etcd_pid().context("an etcd")?;
+    rig.members[0].kill_etcd()?;
+    rig.until("the end is recorded", async || {
+        let record = rig.members[0].exit_record()?;
+        ensure!(record["state"] == "Unclean" && record["signal"] == 9, "{record}");
+        Ok(())
+    })
+    .await?;
+    rig.members[0].start_steward()?;
+    rig.until_ready().await?;
+    ensure!(rig.members[0].etcd_pid() != Some(first), "it is the same process");
+    let log = rig.members[0].log();
+    ensure!(
+        log.contains("DetectedPreviousUncleanExit"),
+        "no complete check: {log}"
+    );
+    ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
+    // With a steward it comes back by itself.
+    rig.members[0].kill_etcd()?;
+    rig.until("the steward is told", async || {
+        ensure!(rig.members[0].log().contains("signal=9"), "it isn't");
+        Ok(())
+    })
+    .await?;
+    rig.until_ready().await
+}
+
+/// A launcher that is asked to end takes its etcd along in order, and says that all went well.
+#[tokio::test]
+async fn launch_an_orderly_end_is_clean() -> anyhow::Result<()> {
+    let mut rig = Rig::start(single()).await?;
+    rig.put("/kept/", 10).await?;
+    let code = rig.members[0].stop_launcher()?;
+    ensure!(code == Some(0), "the launcher ended with {code:?}");
+    let record = rig.members[0].exit_record()?;
+    ensure!(record["state"] == "Clean", "{record}");
+    rig.start_all()?;
+    rig.until_ready().await?;
+    let log = rig.members[0].log();
+    ensure!(log.contains("DetectedPreviousCleanExit"), "no quick check: {log}");
+    ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
+    Ok(())
+}
+
+/// An etcd that can't start is tried less and less often, the log says how it ended, and its own words are there too. A
+/// configuration that is put right ends it.
+#[tokio::test]
+async fn launch_a_crash_loop_slows_down_and_says_why() -> anyhow::Result<()> {
+    let mut rig = Rig::new(Setup {
+        options: json!({"auto-compaction-mode": "nonsense"}),
+        ..single()
+    })?;
+    rig.start_all()?;
+    rig.until("the pauses grow", async || {
+        let log = rig.members[0].log();
+        for pause in ["backoff=0ns", "backoff=1s", "backoff=2s"] {
+            ensure!(log.contains(pause), "no {pause}");
+        }
+        ensure!(log.contains("exit_code=1"), "the exit code isn't told: {log}");
+        let (reason, message) = rig.members[0].condition("Ready").await?;
+        ensure!(
+            reason == "NotServing" && message.contains("exit code 1"),
+            "{reason}: {message}"
+        );
+        Ok(())
+    })
+    .await?;
+    let words = rig.members[0].launcher_log();
+    ensure!(words.contains("nonsense"), "etcd's own words are lost: {words}");
+    let record = rig.members[0].exit_record()?;
+    ensure!(
+        record["state"] == "Unclean" && record["exitCode"] == 1,
+        "{record}"
+    );
+    rig.change_options(json!({}))?;
+    rig.until_ready().await
+}
+
+/// The launcher is the first process of its container, and reaps what nobody else does.
+#[tokio::test]
+async fn launch_orphans_are_reaped() -> anyhow::Result<()> {
+    let mut rig = Rig::new(single())?;
+    let folder = tempfile::tempdir()?;
+    let find = "PATH=${PATH#*:} exec etcd \"$@\"";
+    // Two orphans: they lose their parent at once, and end soon after.
+    let list = folder.path().join("orphans");
+    let orphans = format!(
+        "for i in 1 2; do (sleep 0.$i & echo $! >>{}); done",
+        list.display()
+    );
+    program(
+        folder.path(),
+        &format!("[ \"$1\" = --version ] || {{ {orphans}; }}\n{find}"),
+    )?;
+    rig.members[0].programs = Some(folder.path().to_owned());
+    rig.start_all()?;
+    rig.until_ready().await?;
+    let orphans = fs::read_to_string(list)?;
+    let orphans: Vec<&str> = orphans.lines().collect();
+    ensure!(orphans.len() >= 2, "{orphans:?}");
+    rig.until("no orphan is left", async || {
+        let children = rig.members[0].children()?;
+        ensure!(children.len() == 1, "{children:?}");
+        let left: Vec<_> = orphans
+            .iter()
+            .filter(|pid| Path::new(&format!("/proc/{pid}")).exists())
+            .collect();
+        ensure!(left.is_empty(), "{left:?} are still there");
+        Ok(())
+    })
+    .await?;
+    // It goes on to look after etcd.
+    rig.members[0].kill_etcd()?;
+    rig.until("the end of etcd is seen", async || {
+        ensure!(rig.members[0].log().contains("signal=9"), "it isn't");
+        Ok(())
+    })
+    .await?;
+    rig.until_ready().await
+}
