@@ -3,8 +3,14 @@
 
 mod backups;
 mod bootstrap;
+mod defragmentation;
+mod deltas;
+mod drills;
 mod maintenance;
 mod member;
 mod membership;
+mod proxy;
+mod restores;
 mod retention;
 mod rig;
+mod snapshots;

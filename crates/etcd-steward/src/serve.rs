@@ -47,6 +47,8 @@ use crate::{
 /// How long the parts may take to end.
 const DRAIN: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_secs(2);
+/// Each comparison reads all databases.
+const COMPARISON_PERIOD: Duration = Duration::from_hours(1);
 
 /// Runs the steward.
 pub async fn run(args: Args) -> anyhow::Result<()> {
@@ -253,8 +255,9 @@ impl Steward {
         let caretaker = Caretaker {
             maintenance: maintenance.clone(),
             schedule: self.defragmentation_schedule()?,
+            comparison_period: self.comparison_period()?,
             operations: operations.clone(),
-            status: shared.status,
+            status: shared.status.clone(),
             backups: backups.clone(),
             kubernetes: shared.kubernetes,
         };
@@ -262,6 +265,7 @@ impl Steward {
         Ok(Api {
             cluster: Arc::new(self.config.cluster.clone()),
             member: self.member.name.clone(),
+            status: shared.status,
             connector: shared.connector,
             backups,
             maintenance,
@@ -414,6 +418,15 @@ impl Steward {
         };
         etcd.defragmentation_schedule()
             .context("spec.etcd.defragmentationSchedule")
+    }
+
+    fn comparison_period(&self) -> anyhow::Result<Option<Duration>> {
+        let told = self.config.comparison_period.as_ref().map(GoDuration::parse);
+        let period = told
+            .transpose()
+            .context("comparisonPeriod")?
+            .unwrap_or(COMPARISON_PERIOD);
+        Ok((!period.is_zero()).then_some(period))
     }
 
     fn serve_api(&self, api: Api) {

@@ -5,7 +5,7 @@ use steward_proto::v1::{Operation, Snapshot, SnapshotResult, SnapshotType, opera
 use tokio::sync::watch;
 
 use super::{Api, operations::Failure};
-use crate::maintenance::Threshold;
+use crate::{backup::Backups, maintenance::Threshold};
 
 /// An operation couldn't be begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Refusal {
     NoStore,
     /// Another steward owns the backups; its URL, where it is known.
     NotOwner(Option<String>),
+    /// This steward is to own the backups, and can't: reason and message.
+    Failing(&'static str, String),
 }
 
 /// Longest idempotency key.
@@ -40,7 +42,7 @@ impl Api {
             return Err(Refusal::NoStore);
         };
         if backups.orders.borrow().is_none() {
-            return Err(Refusal::NotOwner(self.owner_url().await));
+            return Err(self.not_owner(&backups).await);
         }
         Ok(self
             .operations
@@ -53,6 +55,18 @@ impl Api {
                     Err(error) => Err(Failure::from(&error)),
                 }
             }))
+    }
+
+    /// Why this steward takes no orders. Sending callers to the owner would send them here again if this is it.
+    async fn not_owner(&self, backups: &Backups) -> Refusal {
+        let owner = self.owner().await;
+        if owner.is_none_or(|owner| owner.name != self.member) {
+            return Refusal::NotOwner(owner.map(|owner| owner.steward_url.clone()));
+        }
+        let failure = backups.known.borrow().failure.clone();
+        failure.map_or(Refusal::NotOwner(None), |trouble| {
+            Refusal::Failing(trouble.reason, trouble.message)
+        })
     }
 
     /// Starts to defragment all members.
@@ -132,6 +146,7 @@ impl Refusal {
     /// CamelCase class.
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::Failing(reason, _) => *reason,
             Self::Invalid(..) => "InvalidArgument",
             Self::NoStore => "NoStore",
             Self::NotOwner(_) => "NotOwner",
@@ -142,6 +157,7 @@ impl Refusal {
     pub fn message(&self) -> String {
         match self {
             Self::Invalid(parameter, what) => format!("{parameter}: {what}"),
+            Self::Failing(_, message) => message.clone(),
             Self::NoStore => "this Etcd has no backup store: set spec.backup.store".to_owned(),
             Self::NotOwner(Some(url)) => format!("the steward beside the leader owns the backups: ask {url}"),
             Self::NotOwner(None) => {

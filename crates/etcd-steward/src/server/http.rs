@@ -26,6 +26,7 @@ use super::{
 pub(super) fn routes(api: Api) -> Router {
     Router::new()
         .route("/healthz", get(|| async { Json(json!({"health": true})) }))
+        .route("/status", get(status))
         // etcd-backup-restore takes GET for these as well, and clients use it.
         .route("/snapshot/full", post(full).get(full))
         .route("/snapshot/delta", post(delta).get(delta))
@@ -38,7 +39,7 @@ pub(super) fn routes(api: Api) -> Router {
             problem(
                 StatusCode::NOT_FOUND,
                 "NotFound",
-                "no such path: see /operations, /snapshot/… and /maintenance/…",
+                "no such path: see /status, /operations, /snapshot/… and /maintenance/…",
             )
         })
         .method_not_allowed_fallback(|| async {
@@ -130,6 +131,11 @@ async fn compact(State(api): State<Api>, headers: HeaderMap, parameters: Parsed)
     }
 }
 
+/// What the member's EtcdMember tells, for those who have none.
+async fn status(State(api): State<Api>) -> Response {
+    Json(api.status.read(Clone::clone)).into_response()
+}
+
 async fn latest(State(api): State<Api>) -> Response {
     let Some(backups) = &api.backups else {
         return refused(&Refusal::NoStore);
@@ -217,7 +223,7 @@ fn refused(refusal: &Refusal) -> Response {
     let status = match refusal {
         Refusal::Invalid(..) => StatusCode::BAD_REQUEST,
         Refusal::NoStore => StatusCode::CONFLICT,
-        Refusal::NotOwner(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Refusal::NotOwner(_) | Refusal::Failing(..) => StatusCode::SERVICE_UNAVAILABLE,
     };
     problem(status, refusal.reason(), &refusal.message())
 }
@@ -310,6 +316,7 @@ fn operation_json(operation: &Operation) -> Value {
                     "dbSizeBeforeBytes": member.db_size_before_bytes,
                     "dbSizeAfterBytes": member.db_size_after_bytes,
                     "skipped": member.skipped,
+                    "reason": member.reason,
                 })
             });
             json!({"members": members.collect::<Vec<_>>()})

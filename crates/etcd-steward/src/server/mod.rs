@@ -8,7 +8,7 @@ pub mod tls;
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
-use api::steward::ClusterConfig;
+use api::steward::{ClusterConfig, ClusterMember};
 use axum::{
     Router,
     body::Body,
@@ -33,7 +33,7 @@ use self::{
     operations::Operations,
     tls::{Caller, Certificates},
 };
-use crate::{backup::Backups, etcd::Connector, maintenance::Maintenance};
+use crate::{backup::Backups, etcd::Connector, maintenance::Maintenance, member::Status as MemberStatus};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long running calls may go on when the process is told to stop.
@@ -46,6 +46,8 @@ pub struct Api {
     pub cluster: Arc<ClusterConfig>,
     /// Name of this member.
     pub member: String,
+    /// What the member tells about itself.
+    pub status: MemberStatus,
     /// Connections to etcd.
     pub connector: Connector,
     /// The backups, where a store is configured.
@@ -202,18 +204,15 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 impl Api {
-    /// URL of the steward that owns the backups: the one beside the leader.
-    pub async fn owner_url(&self) -> Option<String> {
+    /// The member whose steward owns the backups: the leader.
+    pub async fn owner(&self) -> Option<&ClusterMember> {
         let mut client = self.connector.local().await.ok()?;
         let leader = client.status().await.ok()?.leader();
         let listed = client.member_list().await.ok()?;
-        let name = listed
-            .members()
+        let leader = listed.members().iter().find(|member| member.id() == leader)?;
+        self.cluster
+            .members
             .iter()
-            .find(|member| member.id() == leader)?
-            .name()
-            .to_owned();
-        let member = self.cluster.members.iter().find(|member| member.name == name)?;
-        Some(member.steward_url.clone())
+            .find(|member| member.name == leader.name())
     }
 }
