@@ -315,7 +315,8 @@ async fn boot_09_a_wait_for_the_store_names_its_endpoint() -> anyhow::Result<()>
     ] {
         fs::write(keys.path().join(name), value)?;
     }
-    rig.members[0].env = vec![("AWS_APPLICATION_CREDENTIALS", keys.path().to_owned())];
+    let folder = keys.path().to_string_lossy().into_owned();
+    rig.members[0].set_env("AWS_APPLICATION_CREDENTIALS", folder);
     rig.start_all()?;
     rig.until("the store is waited for", async || {
         let (reason, message) = rig.members[0].condition("Initialized").await?;

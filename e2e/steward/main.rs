@@ -3,13 +3,19 @@
 
 mod backups;
 mod bootstrap;
+mod defragmentation;
+mod deltas;
+mod drills;
+mod faults;
 mod launch;
 mod maintenance;
 mod member;
 mod membership;
 mod pki;
 mod proxy;
+mod restores;
 mod retention;
 mod rig;
 mod secondary;
 mod security;
+mod snapshots;

@@ -63,9 +63,9 @@ async fn all_small(rig: &Rig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A database that has reached its quota takes writes again without anybody's help.
+/// DFR-05: a database that has reached its quota takes writes again without anybody's help.
 #[tokio::test]
-async fn room_is_made_in_a_full_database() -> anyhow::Result<()> {
+async fn dfr_05_room_is_made_in_a_full_database() -> anyhow::Result<()> {
     let rig = Rig::start(Setup {
         size: 1,
         options: json!({"quota-backend-bytes": 32 << 20}),

@@ -37,10 +37,12 @@ pub(crate) struct Member {
     pub(crate) programs: Option<PathBuf>,
     /// Whether its steward's API asks for certificates.
     secure: bool,
-    /// For its steward.
-    pub(crate) env: Vec<(&'static str, PathBuf)>,
     steward: Option<Child>,
     launcher: Option<Child>,
+    /// Port at which the steward finds etcd, where that isn't etcd's own.
+    via: Option<u16>,
+    /// What the steward has in its environment.
+    environment: Vec<(&'static str, String)>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +70,7 @@ impl Ports {
 
 /// A port that nobody listens on, that no other test of this process was given, and that no client is: those get theirs
 /// from 32768 on. Where the search begins differs from process to process.
-fn free_port() -> anyhow::Result<u16> {
+pub(crate) fn free_port() -> anyhow::Result<u16> {
     static TAKEN: AtomicU32 = AtomicU32::new(0);
     for _ in 0..1000 {
         let number = process::id() % 200 * 100 + TAKEN.fetch_add(1, Ordering::Relaxed);
@@ -81,7 +83,7 @@ fn free_port() -> anyhow::Result<u16> {
 }
 
 /// The binary beside the test's own.
-fn program() -> anyhow::Result<PathBuf> {
+pub(crate) fn program() -> anyhow::Result<PathBuf> {
     let test = env::current_exe()?;
     let folder = test.ancestors().nth(2).context("the target folder")?;
     Ok(folder.join("etcd-steward"))
@@ -135,9 +137,10 @@ impl Member {
             strangers: None,
             programs: None,
             secure: false,
-            env: Vec::new(),
             steward: None,
             launcher: None,
+            via: None,
+            environment: Vec::new(),
         })
     }
 
@@ -185,6 +188,22 @@ impl Member {
         format!("http://127.0.0.1:{}", self.ports.client)
     }
 
+    /// Where the steward is told that etcd is.
+    pub(crate) fn dialled_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.via.unwrap_or(self.ports.client))
+    }
+
+    /// Leads the steward to etcd by another port. Takes effect when the rig is configured again.
+    pub(crate) fn lead_via(&mut self, port: u16) -> u16 {
+        self.via = Some(port);
+        self.ports.client
+    }
+
+    /// Gives the steward a variable in its environment, from its next start on.
+    pub(crate) fn set_env(&mut self, name: &'static str, value: String) {
+        self.environment.push((name, value));
+    }
+
     /// Where its peers reach it.
     pub(crate) fn peer_url(&self) -> String {
         format!("http://127.0.0.1:{}", self.front.unwrap_or(self.ports.peer))
@@ -221,7 +240,7 @@ impl Member {
         self.strangers
             .clone()
             .filter(|_| !own)
-            .unwrap_or_else(|| other.client_url())
+            .unwrap_or_else(|| other.dialled_url())
     }
 
     pub(crate) fn api_url(&self) -> String {
@@ -289,7 +308,7 @@ impl Member {
             .args((!self.secure).then_some("--insecure-api"))
             .args(["--no-kubernetes", "--log-format=text"])
             .env("POD_NAME", &self.name)
-            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .spawn()?;
         self.steward = Some(child);
         Ok(())
@@ -350,6 +369,20 @@ impl Member {
         if let Some(steward) = self.steward.take() {
             end(steward);
         }
+    }
+
+    /// The most memory that the steward has had so far, in bytes.
+    pub(crate) fn peak_memory(&self) -> anyhow::Result<u64> {
+        let pid = self.steward.as_ref().context("a steward")?.id();
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kib: u64 = line.context("VmHWM")?.trim().trim_end_matches(" kB").parse()?;
+        Ok(kib << 10)
+    }
+
+    /// The steward's scratch space.
+    pub(crate) fn temp(&self) -> PathBuf {
+        self.folder.join("temp")
     }
 
     /// Asks the launcher to end, and returns its exit code.

@@ -6,7 +6,10 @@ use anyhow::{Context as _, ensure};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::rig::{Rig, Setup};
+use crate::{
+    member::run,
+    rig::{Rig, Setup, revisions},
+};
 
 const WHOLE: &str = "etcdbr_backup_chain_verified";
 
@@ -117,4 +120,96 @@ async fn a_taken_port_is_a_failure() -> anyhow::Result<()> {
     ensure!(member.steward_ended()? == Some(1));
     ensure!(member.log().contains("serve on 127.0.0.1"), "{}", member.log());
     Ok(())
+}
+
+/// GC-09: deltas that no restore needs any more stay for their time, and those of the newest chain in any case.
+#[tokio::test]
+async fn gc_09_deltas_stay_for_their_time() -> anyhow::Result<()> {
+    let rig = Rig::start(Setup {
+        size: 1,
+        backup: json!({
+            "fullSnapshotSchedule": "0 0 1 1 *", "deltaSnapshotPeriod": "1s", "maxBackupsLimitBasedGC": 1,
+            "garbageCollectionPeriod": "1s", "deltaSnapshotRetentionPeriod": "1h",
+        }),
+        ..Setup::default()
+    })
+    .await?;
+    for round in 0..3 {
+        let revision = rig.put(&format!("/round-{round}/"), 3).await?;
+        rig.until_covered(revision).await?;
+        full(&rig).await?;
+        sleep(Duration::from_secs(1)).await;
+    }
+    let last = rig.put("/after/", 3).await?;
+    rig.until_covered(last).await?;
+    let deltas = |rig: &Rig| -> anyhow::Result<Vec<String>> {
+        let mut stored = rig.stored()?;
+        stored.retain(|name| name.starts_with("Incr-"));
+        Ok(stored)
+    };
+    let before = deltas(&rig)?;
+    rig.until("one full snapshot is left", async || {
+        let fulls = rig.fulls()?;
+        ensure!(fulls.len() == 1, "{fulls:?}");
+        Ok(())
+    })
+    .await?;
+    sleep(Duration::from_secs(2)).await;
+    ensure!(
+        before.len() >= 4 && deltas(&rig)? == before,
+        "{before:?}: {:?}",
+        rig.stored()?
+    );
+    Ok(())
+}
+
+/// CMP-07: what stops a compaction would stop a restore: the steward says so as well, not only the command, and mends it.
+#[tokio::test]
+async fn cmp_07_a_broken_chain_is_told_by_all() -> anyhow::Result<()> {
+    let mut rig = Rig::start(Setup {
+        size: 1,
+        ..Setup::default()
+    })
+    .await?;
+    rig.until_covered(1).await?;
+    for round in 0..3 {
+        let revision = rig.put(&format!("/round-{round}/"), 3).await?;
+        rig.until_covered(revision).await?;
+    }
+    rig.members[0].kill_steward();
+    let deltas = rig.stored()?;
+    let middle = &deltas[deltas.len() / 2];
+    fs::remove_file(rig.store().join("v2").join(middle))?;
+    let (first, last) = revisions(middle);
+    let missing = format!("revisions {first} to {last} are missing");
+    let (store, temp) = (rig.store(), rig.members[0].temp());
+    let compaction = run(&[
+        "compact",
+        "--store-provider=Local",
+        "--store-container",
+        &store.to_string_lossy(),
+        "--temp-dir",
+        &temp.to_string_lossy(),
+    ]);
+    let refused = compaction
+        .err()
+        .context("a broken chain was compacted")?
+        .to_string();
+    ensure!(refused.contains(&missing), "{refused}");
+    rig.members[0].start_steward()?;
+    rig.until("the steward tells it as well", async || {
+        let log = rig.members[0].log();
+        ensure!(
+            log.contains("the newest backups are damaged") && log.contains(&missing),
+            "{log}"
+        );
+        Ok(())
+    })
+    .await?;
+    rig.until("there is a whole chain again", async || {
+        let whole = rig.members[0].metric(WHOLE).await?;
+        ensure!(whole > 0.0 && rig.fulls()?.len() == 2, "{:?}", rig.stored()?);
+        Ok(())
+    })
+    .await
 }

@@ -24,7 +24,7 @@ pub(crate) struct Setup {
     pub(crate) size: usize,
     /// Minor version of etcd.
     pub(crate) etcd: &'static str,
-    /// `spec.backup`, without its store; no store when it is null.
+    /// `spec.backup`; its store is a folder unless it has one, and there is none when it is null.
     pub(crate) backup: Value,
     /// The rest of what stewards are told of the Etcd.
     pub(crate) steward: Value,
@@ -104,6 +104,12 @@ impl Rig {
         self.members.iter().try_for_each(|member| self.configure(member))
     }
 
+    /// Gives the stewards another `spec.backup`. They end by themselves when they see it.
+    pub(crate) fn change_backup(&mut self, backup: Value) -> anyhow::Result<()> {
+        self.setup.backup = backup;
+        self.members.iter().try_for_each(|member| self.configure(member))
+    }
+
     fn configure(&self, member: &Member) -> anyhow::Result<()> {
         let members: Vec<_> = self
             .members
@@ -116,7 +122,7 @@ impl Rig {
             })
             .collect();
         let mut backup = self.setup.backup.clone();
-        if !backup.is_null() {
+        if !backup.is_null() && backup["store"].is_null() {
             backup["store"] = json!({"provider": "Local", "container": self.store(), "prefix": ""});
         }
         if backup["secondary"].is_object() {
@@ -162,6 +168,28 @@ impl Rig {
     /// The folder of the second store, which a scenario that has one makes itself.
     pub(crate) fn second_store(&self) -> PathBuf {
         self.folder.path().join("second-store")
+    }
+
+    /// Makes the store unusable.
+    pub(crate) fn block_store(&self) -> anyhow::Result<()> {
+        fs::rename(self.store(), self.store().with_file_name("store-aside"))?;
+        Ok(fs::write(self.store(), "not a folder")?)
+    }
+
+    /// Gives the store back.
+    pub(crate) fn unblock_store(&self) -> anyhow::Result<()> {
+        fs::remove_file(self.store())?;
+        Ok(fs::rename(
+            self.store().with_file_name("store-aside"),
+            self.store(),
+        )?)
+    }
+
+    /// Names of the full snapshots in the store.
+    pub(crate) fn fulls(&self) -> anyhow::Result<Vec<String>> {
+        let mut stored = self.stored()?;
+        stored.retain(|name| name.starts_with("Full-"));
+        Ok(stored)
     }
 
     /// Names of the objects in the store, sorted by time.
@@ -239,6 +267,36 @@ impl Rig {
             revision = response.header().context("a header")?.revision();
         }
         Ok(revision)
+    }
+
+    /// Writes so many mebibytes that hardly compress, as keys `<prefix>0`, `<prefix>1`…
+    pub(crate) async fn fill(&self, prefix: &str, mebibytes: usize) -> anyhow::Result<i64> {
+        const VALUE: usize = 256 << 10;
+        let mut client = self.client().await?;
+        let mut revision = 0;
+        for number in 0..mebibytes * ((1 << 20) / VALUE) {
+            let value: Vec<u8> = (0..VALUE / 8)
+                .flat_map(|_| rand::random::<u64>().to_le_bytes())
+                .collect();
+            let response = client.put(format!("{prefix}{number}"), value, None).await?;
+            revision = response.header().context("a header")?.revision();
+        }
+        Ok(revision)
+    }
+
+    /// All volumes are lost, and the members come back with what the backups hold.
+    pub(crate) async fn lose_all(&mut self) -> anyhow::Result<()> {
+        self.kill_all();
+        self.members.iter().try_for_each(Member::wipe)?;
+        self.start_all()?;
+        self.until_ready().await
+    }
+
+    /// The cluster's revision, and the hash of everything that it holds.
+    pub(crate) async fn hash(&self) -> anyhow::Result<(i64, u32)> {
+        let answer = self.members[0].client().await?.hash_kv(0).await?;
+        let revision = answer.header().context("a header")?.revision();
+        Ok((revision, answer.hash()))
     }
 
     /// Waits until the store covers a revision.

@@ -134,6 +134,11 @@ pub mod member {
     /// explains. Not there otherwise.
     pub const RESTARTING: &str = "Restarting";
 
+    /// True: at the last comparison all members that answered had the same data. Only on the leader.
+    pub const DATA_CONSISTENT: &str = "DataConsistent";
+
+    pub const MEMBERS_AGREE: &str = "MembersAgree";
+    pub const MEMBER_DIFFERS: &str = "MemberDiffers";
     pub const CONFIGURATION_CHANGED: &str = "ConfigurationChanged";
     pub const WAITING_FOR_TURN: &str = "WaitingForTurn";
     pub const SERVING: &str = "Serving";

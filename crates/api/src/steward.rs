@@ -113,6 +113,9 @@ pub struct StewardConfig {
     /// `spec.etcd.etcdDefragTimeout`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation_timeout: Option<GoDuration>,
+    /// How often the leader's steward compares the members' data; 0 means never. Default: an hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub comparison_period: Option<GoDuration>,
     /// `spec.etcd.heartbeatDuration`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heartbeat: Option<GoDuration>,

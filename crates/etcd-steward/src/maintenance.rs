@@ -3,6 +3,7 @@
 
 mod alarms;
 pub mod caretaker;
+mod comparison;
 mod defragmentation;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
@@ -50,6 +51,17 @@ pub enum MaintenanceError {
     /// A member doesn't catch up.
     #[error("member {0} didn't catch up within {after:?}; the others were left alone", after = defragmentation::SETTLE)]
     NotSettled(String),
+    /// One of them is busy with an earlier call.
+    #[error(
+        "member {member} has not read its database for {after:?}: a defragmentation is still running at the server. It is \
+         not asked again, and the others are left alone, until it is done"
+    )]
+    StillRunning {
+        /// The member.
+        member: String,
+        /// How long was waited.
+        after: Duration,
+    },
 }
 
 impl Reason for MaintenanceError {
@@ -60,6 +72,7 @@ impl Reason for MaintenanceError {
             Self::Learner(_) => "MemberLearning",
             Self::NoLeader(_) => "NoLeader",
             Self::NotSettled(_) => "MemberBehind",
+            Self::StillRunning { .. } => "StillRunning",
         }
     }
 

@@ -11,7 +11,7 @@ use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
 };
-use snapstore::{Kind, StoredSnapshot, retention::Collected};
+use snapstore::{Kind, SnapshotName, StoredSnapshot, retention::Collected};
 
 /// Seconds that the steward's works may take: from a small delta to a large full snapshot.
 const BUCKETS: [f64; 14] = [
@@ -91,12 +91,14 @@ pub struct Metrics {
     promoted: Durations<Outcome>,
     removed: Durations<Outcome>,
     uncovered: Gauge,
+    unwatched: Gauge,
     covered: Gauge,
     owner: Gauge,
     cluster_size: Gauge,
     is_learner: Gauge,
     behind: Gauge,
     caught_up: Gauge<f64, AtomicU64>,
+    differing: Gauge,
 }
 
 fn long() -> Histogram {
@@ -136,12 +138,14 @@ impl Metrics {
             promoted: Family::new_with_constructor(long),
             removed: Family::new_with_constructor(long),
             uncovered: Gauge::default(),
+            unwatched: Gauge::default(),
             covered: Gauge::default(),
             owner: Gauge::default(),
             cluster_size: Gauge::default(),
             is_learner: Gauge::default(),
             behind: Gauge::default(),
             caught_up: Gauge::default(),
+            differing: Gauge::default(),
         };
         metrics.register_backups(registry);
         metrics.register_member(registry);
@@ -180,6 +184,11 @@ impl Metrics {
                 "etcdbr_uncovered_revisions",
                 "Revisions of the cluster that no stored snapshot holds",
                 &self.uncovered,
+            );
+            add(
+                "etcdbr_watch_behind_revisions",
+                "Revisions of the cluster that the owner's watch had yet to bring when it was last looked at",
+                &self.unwatched,
             );
             add(
                 "etcdbr_backup_covered_timestamp_seconds",
@@ -254,6 +263,11 @@ impl Metrics {
                 "Raft entries that the member has to apply until it is where the others are",
                 &self.behind,
             );
+            add(
+                "etcdbr_members_differing",
+                "Members whose data differed from that of the majority at the last comparison",
+                &self.differing,
+            );
             r.register(
                 "etcdbr_member_caught_up_ratio",
                 "How far a learner has come with its data, from 0 to 1; 1 for a member that votes",
@@ -301,13 +315,15 @@ impl Metrics {
         });
     }
 
-    /// A snapshot was stored.
-    pub fn snapshot_stored(&self, kind: Kind, revision: i64, created_on: Timestamp) {
-        let label = OfKind { kind: kind.as_str() };
-        self.latest_revision.get_or_create(&label).set(revision);
+    /// This is the newest stored snapshot of its kind.
+    pub fn snapshot_stored(&self, name: &SnapshotName) {
+        let label = OfKind {
+            kind: name.kind.as_str(),
+        };
+        self.latest_revision.get_or_create(&label).set(name.last_revision);
         self.latest_timestamp
             .get_or_create(&label)
-            .set(created_on.as_second());
+            .set(name.created_on.as_second());
     }
 
     /// A snapshot has ended, one way or the other.
@@ -438,6 +454,11 @@ impl Metrics {
         }
     }
 
+    /// How many revisions the watch is behind.
+    pub fn set_watch_behind(&self, revisions: i64) {
+        self.unwatched.set(revisions.max(0));
+    }
+
     /// Whether this steward owns the backups.
     pub fn set_owner(&self, owner: bool) {
         self.owner.set(i64::from(owner));
@@ -453,6 +474,11 @@ impl Metrics {
         self.is_learner.set(i64::from(learner));
     }
 
+    /// How many members' data differs from that of the majority. Returns how many it was before.
+    pub fn set_differing(&self, members: usize) -> usize {
+        usize::try_from(self.differing.set(signed(members))).unwrap_or(0)
+    }
+
     /// How far the member is behind the others.
     pub fn set_behind(&self, entries: u64) {
         self.behind.set(signed(entries));
@@ -466,6 +492,8 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use etcd_storage::compression::Compression;
+
     use super::*;
 
     /// Dashboards and alerts of etcd-backup-restore's users ask for these names and labels.
@@ -474,7 +502,8 @@ mod tests {
         let registry = Registry::default();
         let metrics = Metrics::new(&registry);
         let second = Duration::from_secs(1);
-        metrics.snapshot_stored(Kind::Full, 7, Timestamp::UNIX_EPOCH);
+        let name = SnapshotName::full(7, Timestamp::UNIX_EPOCH, Compression::Gzip);
+        metrics.snapshot_stored(&name);
         metrics.snapshot_ended(Kind::Delta, false, second);
         metrics.snapshot_failed("Timeout");
         metrics.collected(&Collected {

@@ -14,6 +14,7 @@ use etcd_storage::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use operator::reconcile::chain as causes;
+use snapstore::StoredSnapshot;
 use tokio::runtime::Handle;
 use tracing::info;
 
@@ -90,15 +91,15 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
     let restored = fill(scene).await;
     scene.metrics.restored(restored.is_ok(), started.elapsed());
     match &restored {
-        Ok(restored) => {
-            let message = format!("restored to revision {} from the backups", restored.revision);
-            info!(?restored, "restored");
+        Ok((restored, chain)) => {
+            let message = chain.tell(restored);
+            info!(?restored, ?chain, "restored");
             note(
                 scene,
                 &begun,
                 RestorationStatus::Success,
                 &message,
-                Some(restored.revision),
+                Some((chain, restored.revision)),
             );
             if let Some(kubernetes) = &scene.kubernetes {
                 kubernetes.tell("Restore", "Restored", &message).await;
@@ -113,7 +114,38 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
     restored.map(|_| ())
 }
 
-async fn fill(scene: &Scene) -> Result<Restored, RestoreError> {
+/// What a data directory was restored from.
+#[derive(Debug)]
+struct Used {
+    full: String,
+    deltas: usize,
+    /// When the last of them was taken: what was written later is lost.
+    until: Timestamp,
+}
+
+impl Used {
+    fn of<'a>(snapshots: impl Iterator<Item = &'a StoredSnapshot>) -> Self {
+        let names: Vec<_> = snapshots.map(|stored| &stored.name).collect();
+        Self {
+            full: names.first().map(ToString::to_string).unwrap_or_default(),
+            deltas: names.len().saturating_sub(1),
+            until: names.last().map(|name| name.created_on).unwrap_or_default(),
+        }
+    }
+
+    fn tell(&self, restored: &Restored) -> String {
+        format!(
+            "restored to revision {} from {} and {} deltas, a database of {} MiB; what was written after {} is lost",
+            restored.revision,
+            self.full,
+            self.deltas,
+            restored.db_size >> 20,
+            self.until
+        )
+    }
+}
+
+async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
     let store = scene.store.clone().ok_or(RestoreError::NoStore)?;
     let failed = |source| RestoreError::Store {
         location: store.location().to_owned(),
@@ -122,7 +154,7 @@ async fn fill(scene: &Scene) -> Result<Restored, RestoreError> {
     let listing = store.list().await.map_err(failed)?;
     let catalog = Catalog::new(listing);
     let plan = catalog.route(&Wanted::Latest, false)?.plan;
-    let end = plan.end;
+    let (end, used) = (plan.end, Used::of(catalog.snapshots(&plan)));
     let broken = |what: &str| RestoreError::BrokenOff(what.to_owned());
     let chain = catalog.open(&store, &plan, &Handle::current()).chain;
     let fresh = scene.data_dir.with_extension("restored");
@@ -157,7 +189,7 @@ async fn fill(scene: &Scene) -> Result<Restored, RestoreError> {
     });
     let restored = work.await.map_err(|error| broken(&error.to_string()))??;
     swap(&fresh, &scene.data_dir)?;
-    Ok(restored)
+    Ok((restored, used))
 }
 
 fn percent(done: usize, of: usize) -> i32 {
@@ -186,7 +218,13 @@ fn remove(folder: &Path) -> std::io::Result<()> {
     }
 }
 
-fn note(scene: &Scene, begun: &Time, status: RestorationStatus, message: &str, revision: Option<i64>) {
+fn note(
+    scene: &Scene,
+    begun: &Time,
+    status: RestorationStatus,
+    message: &str,
+    outcome: Option<(&Used, i64)>,
+) {
     let ended = status != RestorationStatus::InProgress;
     scene.status.update(|member| {
         member.last_restoration = Some(Restoration {
@@ -196,8 +234,8 @@ fn note(scene: &Scene, begun: &Time, status: RestorationStatus, message: &str, r
             message: Some(message.to_owned()),
             start_time: Some(begun.clone()),
             end_time: ended.then(|| Time(whole_seconds(Timestamp::now()))),
-            snapshot: None,
-            revision,
+            snapshot: outcome.map(|(used, _)| used.full.clone()),
+            revision: outcome.map(|(_, revision)| revision),
         });
     });
 }

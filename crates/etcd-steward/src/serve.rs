@@ -51,6 +51,8 @@ use crate::{
 };
 
 const RETRY: Duration = Duration::from_secs(2);
+/// Each comparison reads all databases.
+const COMPARISON_PERIOD: Duration = Duration::from_hours(1);
 
 /// Runs the steward.
 pub async fn run(args: Args) -> anyhow::Result<()> {
@@ -273,6 +275,7 @@ impl Steward {
         let caretaker = Caretaker {
             maintenance: maintenance.clone(),
             schedule: self.defragmentation_schedule()?,
+            comparison_period: self.comparison_period()?,
             operations: operations.clone(),
             status: shared.status.clone(),
             backups: backups.clone(),
@@ -443,6 +446,15 @@ impl Steward {
         };
         etcd.defragmentation_schedule()
             .context("spec.etcd.defragmentationSchedule")
+    }
+
+    fn comparison_period(&self) -> anyhow::Result<Option<Duration>> {
+        let told = self.config.comparison_period.as_ref().map(GoDuration::parse);
+        let period = told
+            .transpose()
+            .context("comparisonPeriod")?
+            .unwrap_or(COMPARISON_PERIOD);
+        Ok((!period.is_zero()).then_some(period))
     }
 
     fn serve_api(&self, api: Api) {

@@ -54,6 +54,13 @@ impl Member {
         Ok((found.reason.clone(), found.message.clone()))
     }
 
+    /// What the steward knows of the backups.
+    pub(crate) async fn backup_status(&self) -> anyhow::Result<proto::GetBackupStatusResponse> {
+        let request = proto::GetBackupStatusRequest {};
+        let answer = self.snapshots().await?.get_backup_status(request).await?;
+        Ok(answer.into_inner())
+    }
+
     pub(crate) async fn snapshots(&self) -> anyhow::Result<SnapshotsServiceClient<Channel>> {
         Ok(SnapshotsServiceClient::connect(self.api_url()).await?)
     }

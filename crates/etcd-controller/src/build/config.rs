@@ -62,6 +62,7 @@ pub fn steward(cluster: &Cluster) -> StewardConfig {
         backup: spec.backup.clone(),
         defragmentation_schedule: spec.etcd.defragmentation_schedule.clone(),
         defragmentation_timeout: spec.etcd.etcd_defrag_timeout.clone(),
+        comparison_period: None,
         heartbeat: spec.etcd.heartbeat_duration.clone(),
         learner_timeout: None,
         freelist_type: spec.etcd.backend_bbolt_freelist_type.clone(),

@@ -1,9 +1,10 @@
 //! Collects the events that etcd's watch reports into the delta that is stored next. What is held is compressed
-//! already, and never more than a limit: beyond it the watch isn't read, and etcd holds the events back.
+//! already, and never more than a limit: beyond it the watch isn't read, and etcd holds the events back. A watch that
+//! has fallen behind gets up to a thousand revisions in one answer, whatever their size, so answers come in fragments.
 
 use std::{collections::HashMap, num::NonZeroUsize};
 
-use etcd_client::{Client, EventType, WatchOptions, WatchResponse, WatchStream};
+use etcd_client::{Client, WatchOptions, WatchResponse, WatchStream, proto::PbKeyValue};
 use etcd_storage::{
     compression::{self, Compression},
     delta::{Encoder, Event, EventKind, Summary},
@@ -14,7 +15,7 @@ use tracing::debug;
 use super::BackupError;
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call};
 
-/// etcd takes transactions of any size that its own limit allows; the answer must fit.
+/// etcd takes values of any size that its own limit allows, and never splits one; the answer must fit.
 const LARGEST_MESSAGE: usize = i32::MAX as usize;
 
 /// A finished delta.
@@ -37,6 +38,8 @@ pub(super) struct Collector {
     base: i64,
     encoder: Option<Encoder<compression::Encoder<Vec<u8>>>>,
     last: i64,
+    /// Events of one revision of which more may come: a fragment of an answer ends anywhere.
+    open: Vec<Event>,
     leases: HashMap<i64, Option<i64>>,
 }
 
@@ -57,7 +60,10 @@ impl Collector {
         compression: Compression,
     ) -> Result<Self, BackupError> {
         let client = connector.local().await?;
-        let options = WatchOptions::new().with_all_keys().with_start_revision(base + 1);
+        let options = WatchOptions::new()
+            .with_all_keys()
+            .with_start_revision(base + 1)
+            .with_fragment();
         let mut watches = client.watch_client().max_decoding_message_size(LARGEST_MESSAGE);
         let stream = call("watch etcd", CALL_TIMEOUT, watches.watch("\0", Some(options))).await?;
         Ok(Self {
@@ -67,6 +73,7 @@ impl Collector {
             base,
             encoder: None,
             last: base,
+            open: Vec::new(),
             leases: HashMap::new(),
         })
     }
@@ -90,15 +97,37 @@ impl Collector {
         }
     }
 
-    /// Adds the events of an answer. An answer holds whole revisions, so that a delta never splits one.
-    pub(super) async fn add(&mut self, answer: &WatchResponse) -> Result<(), BackupError> {
-        for event in answer.events() {
-            let Some(kv) = event.kv() else { continue };
+    /// Adds the events of an answer. A delta never splits a revision, so the last one of a fragment is held back until all
+    /// of it is there.
+    pub(super) async fn add(&mut self, answer: WatchResponse) -> Result<(), BackupError> {
+        let is_fragment = answer.0.fragment;
+        for event in answer.0.events {
+            let kind = if event.r#type == DELETE {
+                EventKind::Delete
+            } else {
+                EventKind::Put
+            };
+            let Some(kv) = event.kv else { continue };
+            if self
+                .open
+                .last()
+                .is_some_and(|open| open.mod_revision != kv.mod_revision)
+            {
+                self.settle()?;
+            }
+            let lease_ttl = self.ttl(kv.lease).await;
+            self.open.push(event_of(kind, kv, lease_ttl));
+        }
+        if is_fragment { Ok(()) } else { self.settle() }
+    }
+
+    /// The open revision is complete.
+    fn settle(&mut self) -> Result<(), BackupError> {
+        for event in std::mem::take(&mut self.open) {
             // A full snapshot may have covered it meanwhile.
-            if kv.mod_revision() <= self.base {
+            if event.mod_revision <= self.base {
                 continue;
             }
-            let lease_ttl = self.ttl(kv.lease()).await;
             let encoder = match &mut self.encoder {
                 Some(encoder) => encoder,
                 None => self.encoder.insert(Encoder::new(compression::Encoder::new(
@@ -107,22 +136,8 @@ impl Collector {
                     1,
                 )?)),
             };
-            encoder.push(&Event {
-                kind: if event.event_type() == EventType::Delete {
-                    EventKind::Delete
-                } else {
-                    EventKind::Put
-                },
-                key: kv.key().to_vec(),
-                value: kv.value().to_vec(),
-                create_revision: kv.create_revision(),
-                mod_revision: kv.mod_revision(),
-                version: kv.version(),
-                lease: kv.lease(),
-                lease_ttl,
-                time: Some(Timestamp::now()),
-            })?;
-            self.last = kv.mod_revision();
+            encoder.push(&event)?;
+            self.last = event.mod_revision;
         }
         Ok(())
     }
@@ -161,7 +176,7 @@ impl Collector {
         self.encoder.as_ref().map_or(0, Encoder::len)
     }
 
-    /// Last revision that was collected.
+    /// Last revision that was collected completely.
     pub(super) fn last(&self) -> i64 {
         self.last
     }
@@ -194,3 +209,20 @@ impl Collector {
 }
 
 const MAX_LEASES: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
+
+/// What etcd calls a deletion: `mvccpb.Event.EventType`.
+const DELETE: i32 = 1;
+
+fn event_of(kind: EventKind, kv: PbKeyValue, lease_ttl: Option<i64>) -> Event {
+    Event {
+        kind,
+        key: kv.key,
+        value: kv.value,
+        create_revision: kv.create_revision,
+        mod_revision: kv.mod_revision,
+        version: kv.version,
+        lease: kv.lease,
+        lease_ttl,
+        time: Some(Timestamp::now()),
+    }
+}

@@ -15,7 +15,10 @@ use std::{sync::Arc, time::Duration};
 use etcd_storage::{delta, full::Error as FullError};
 use operator::reconcile::{Reason, Retry};
 use snapstore::{Kind, SnapStore, StoredSnapshot};
-use tokio::sync::{oneshot, watch};
+use tokio::{
+    sync::{oneshot, watch},
+    time::{Instant, sleep},
+};
 
 pub use fence::revision;
 pub use owner::Owner;
@@ -23,6 +26,9 @@ pub use secondary::Secondary;
 pub use settings::{Settings, SettingsError};
 
 use crate::etcd::EtcdError;
+
+/// How long somebody who has asked for a snapshot waits while storing it fails.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why a snapshot wasn't taken or stored.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +77,16 @@ pub enum BackupError {
     /// It took too long.
     #[error("not done within {0:?}")]
     Timeout(Duration),
+    /// It is tried again and again, for longer than anybody should wait.
+    #[error("not stored after {after:?}, tried again and again: {message}")]
+    NotYet {
+        /// How long was waited.
+        after: Duration,
+        /// Reason of the failure.
+        reason: &'static str,
+        /// The failure.
+        message: String,
+    },
     /// The work was dropped.
     #[error("the snapshot was given up: {0}")]
     Abandoned(&'static str),
@@ -88,6 +104,7 @@ impl Reason for BackupError {
             Self::NotLeader => "NotOwner",
             Self::Compacted(_) => "Compacted",
             Self::Timeout(_) => "Timeout",
+            Self::NotYet { reason, .. } => *reason,
             Self::Abandoned(_) => "Abandoned",
         }
     }
@@ -127,8 +144,19 @@ pub struct Known {
     pub current: i64,
     /// When the next full snapshot is due.
     pub next_full: Option<jiff::Timestamp>,
-    /// What keeps backups from working: reason and message.
-    pub failure: Option<(String, String)>,
+    /// What keeps backups from working.
+    pub failure: Option<Trouble>,
+}
+
+/// What keeps backups from working.
+#[derive(Debug, Clone)]
+pub struct Trouble {
+    /// CamelCase class.
+    pub reason: &'static str,
+    /// For people.
+    pub message: String,
+    /// When it was last seen.
+    pub at: Instant,
 }
 
 /// The API's way to the backups.
@@ -143,16 +171,34 @@ pub struct Backups {
 }
 
 impl Backups {
-    /// Has a snapshot taken, and waits until it is stored.
+    /// Has a snapshot taken, and waits until it is stored, or is seen not to work for the time being.
     pub async fn take(&self, kind: Kind, is_final: bool) -> Result<Option<StoredSnapshot>, BackupError> {
         let orders = self.orders.borrow().clone().ok_or(BackupError::NotLeader)?;
-        let (done, outcome) = oneshot::channel();
+        let (done, mut outcome) = oneshot::channel();
+        let begun = Instant::now();
         orders
             .send(Order { kind, is_final, done })
             .await
             .map_err(|_| BackupError::NotLeader)?;
-        // The owner drops its orders when it loses the leadership.
-        outcome.await.map_err(|_| BackupError::NotLeader)?
+        loop {
+            tokio::select! {
+                // The owner drops its orders when it loses the leadership.
+                taken = &mut outcome => return taken.map_err(|_| BackupError::NotLeader)?,
+                () = sleep(PATIENCE) => self.goes_on(begun)?,
+            }
+        }
+    }
+
+    /// An error if something has failed since.
+    fn goes_on(&self, since: Instant) -> Result<(), BackupError> {
+        match &self.known.borrow().failure {
+            Some(trouble) if trouble.at > since => Err(BackupError::NotYet {
+                after: since.elapsed(),
+                reason: trouble.reason,
+                message: trouble.message.clone(),
+            }),
+            _ => Ok(()),
+        }
     }
 }
 

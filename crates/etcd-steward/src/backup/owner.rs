@@ -10,10 +10,10 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
-    BackupError, Backups, Known, Order, Secondary, Settings, retention, secondary,
+    BackupError, Backups, Known, Order, Secondary, Settings, Trouble, retention, secondary,
     snapshotter::Snapshotter,
     verification::{self, Proven},
 };
@@ -132,7 +132,7 @@ impl Owner {
                     self.resign();
                     if !matches!(error, BackupError::NotLeader) {
                         self.failed(&error).await;
-                        warn!(reason = error.reason(), error = chain(&error), ?retry, "backups don't work, trying again");
+                        debug!(reason = error.reason(), error = chain(&error), ?retry, "a term of backups has failed");
                     }
                 }
                 lost = self.led(false, &shutdown) => {
@@ -195,22 +195,22 @@ impl Owner {
         self.status.update(|status| status.backup_owner = Some(false));
     }
 
-    /// Tells that backups don't work. The Event comes once for each kind of failure.
+    /// Tells that backups don't work. Log and Event tell each kind of failure once.
     pub(super) async fn failed(&self, error: &BackupError) {
-        let (reason, message) = (error.reason().to_owned(), chain(error));
-        self.metrics.snapshot_failed(error.reason());
-        let news = self
-            .known
-            .borrow()
-            .failure
-            .as_ref()
-            .is_none_or(|(known, _)| *known != reason);
+        let (reason, message) = (error.reason(), chain(error));
+        self.metrics.snapshot_failed(reason);
+        let known = self.known().failure;
+        let news = known.is_none_or(|known| known.reason != reason);
         self.status
-            .condition(condition::BACKUP_READY, ConditionStatus::False, &reason, &message);
-        if news && let Some(kubernetes) = &self.kubernetes {
-            kubernetes.warn("Backup", &reason, &message).await;
+            .condition(condition::BACKUP_READY, ConditionStatus::False, reason, &message);
+        if news {
+            warn!(reason, message, "backups don't work, trying again and again");
+            if let Some(kubernetes) = &self.kubernetes {
+                kubernetes.warn("Backup", reason, &message).await;
+            }
         }
-        self.learn(|known| known.failure = Some((reason, message)));
+        let at = Instant::now();
+        self.learn(|known| known.failure = Some(Trouble { reason, message, at }));
     }
 
     /// Tells that backups work.
@@ -223,10 +223,13 @@ impl Owner {
             api::conditions::backup_ready::SUCCEEDED,
             "the newest snapshots are stored",
         );
-        if recovered && let Some(kubernetes) = &self.kubernetes {
-            kubernetes
-                .tell("Backup", "BackupRecovered", "snapshots are stored again")
-                .await;
+        if recovered {
+            info!("backups work again");
+            if let Some(kubernetes) = &self.kubernetes {
+                kubernetes
+                    .tell("Backup", "BackupRecovered", "snapshots are stored again")
+                    .await;
+            }
         }
     }
 }

@@ -6,7 +6,6 @@ use std::{convert::Infallible, future::pending, pin::Pin, time::Duration};
 use api::{quantity, v1alpha1::SnapshotInfo};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use operator::reconcile::{Reason as _, Retry};
 use snapstore::{Body, Class, Kind, Listing, SnapshotName, StoredSnapshot};
 use tokio::{
     sync::{mpsc, oneshot},
@@ -27,6 +26,8 @@ use crate::member::whole_seconds;
 const LOOK_PERIOD: Duration = Duration::from_mins(1);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_mins(1);
+/// Clusters that have slept through their schedules together take their full snapshots spread over so long.
+const SPREAD: Duration = Duration::from_secs(30);
 
 type Outcome = Result<Option<Stored>, BackupError>;
 type Waiters = Vec<oneshot::Sender<Result<Option<StoredSnapshot>, BackupError>>>;
@@ -43,6 +44,8 @@ struct Stored {
 struct Job {
     kind: Kind,
     begun: Instant,
+    /// Bytes of the object that are held in memory until it is stored.
+    held: u64,
     work: Pin<Box<dyn Future<Output = Outcome> + Send>>,
     waiters: Waiters,
 }
@@ -78,13 +81,13 @@ impl Snapshotter {
                 cluster: current,
             });
         }
-        let full_due = full
-            .as_ref()
-            .is_none_or(|full| full.name.is_final || missed(owner, full));
+        let full_due = full.as_ref().is_none_or(|full| full.name.is_final);
+        let next_full = next_full(owner, full.as_ref());
         info!(
             covered,
             current,
             full_due,
+            next_full = next_full.map(tracing::field::display),
             store = owner.store.location(),
             "owning the backups"
         );
@@ -97,9 +100,12 @@ impl Snapshotter {
         };
         // What they had before compression isn't known: a lower bound.
         let accumulated = deltas.iter().map(|delta| delta.object.size).sum();
+        for newest in full.iter().chain(deltas.last()) {
+            owner.metrics.snapshot_stored(&newest.name);
+        }
         owner.learn(|known| {
             (known.full, known.deltas, known.covered, known.current) = (full, deltas, covered, current);
-            known.next_full = owner.settings.schedule.next_after(Timestamp::now());
+            known.next_full = next_full;
         });
         let mut this = Self {
             owner: owner.clone(),
@@ -110,6 +116,10 @@ impl Snapshotter {
             full_due,
         };
         this.tell();
+        if covered == current && !full_due {
+            // Nothing is to be stored that could show that it works again.
+            owner.works().await;
+        }
         Ok(this)
     }
 
@@ -134,10 +144,11 @@ impl Snapshotter {
                 }
             }
             let next_full = self.owner.known().next_full;
+            // One delta on its way into the store, one being collected.
+            let held = job.as_ref().map_or(0, |job| job.held);
             tokio::select! {
-                // Twice the limit: one delta on its way into the store, one being collected.
-                answer = self.collector.next(), if self.collector.len() < limit => match answer {
-                    Ok(answer) => self.collector.add(&answer).await?,
+                answer = self.collector.next(), if held + self.collector.len() < limit => match answer {
+                    Ok(answer) => self.collector.add(answer).await?,
                     Err(BackupError::Compacted(revision)) => {
                         warn!(revision, "etcd dropped history that no delta holds, taking a full snapshot");
                         self.reopen().await?;
@@ -163,7 +174,7 @@ impl Snapshotter {
                     self.owner.learn(|known| known.next_full = next);
                 }
             }
-            if self.collector.len() >= limit {
+            if held + self.collector.len() >= limit {
                 delta_due = true;
             }
         }
@@ -186,6 +197,7 @@ impl Snapshotter {
             return Ok(Some(Job {
                 kind: Kind::Full,
                 begun: Instant::now(),
+                held: 0,
                 work,
                 waiters,
             }));
@@ -199,10 +211,12 @@ impl Snapshotter {
         }
         let waiters: Waiters = waiting.drain(..).map(|order| order.done).collect();
         if let Some(delta) = self.collector.cut()? {
+            let held = u64::try_from(delta.bytes.len()).unwrap_or(u64::MAX);
             let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
             Ok(Some(Job {
                 kind: Kind::Delta,
                 begun: Instant::now(),
+                held,
                 work,
                 waiters,
             }))
@@ -221,7 +235,7 @@ impl Snapshotter {
             let answer = timeout(LOOK_PERIOD, self.collector.next())
                 .await
                 .map_err(|_| BackupError::Timeout(LOOK_PERIOD))??;
-            self.collector.add(&answer).await?;
+            self.collector.add(answer).await?;
         }
         Ok(())
     }
@@ -237,7 +251,6 @@ impl Snapshotter {
                 self.full_due |= job.kind == Kind::Full && job.waiters.is_empty();
                 self.owner.failed(&error).await;
                 let again = job.kind == Kind::Full && !matches!(error, BackupError::NotLeader);
-                let message = operator::reconcile::chain(&error);
                 let mut error = Some(error);
                 for waiter in job.waiters {
                     let cause = error
@@ -246,7 +259,6 @@ impl Snapshotter {
                     let _ = waiter.send(Err(cause));
                 }
                 if again {
-                    warn!(error = message, "a full snapshot failed");
                     sleep(FIRST_RETRY).await;
                     return Ok(());
                 }
@@ -266,9 +278,7 @@ impl Snapshotter {
         let Stored { snapshot, size } = stored;
         let revision = snapshot.name.last_revision;
         info!(name = %snapshot.name, revision, bytes = snapshot.object.size, ?took, "stored a snapshot");
-        self.owner
-            .metrics
-            .snapshot_stored(kind, revision, snapshot.name.created_on);
+        self.owner.metrics.snapshot_stored(&snapshot.name);
         match kind {
             Kind::Full => {
                 self.accumulated = 0;
@@ -306,6 +316,9 @@ impl Snapshotter {
     /// Compares the cluster's revision with what is stored.
     async fn look(&mut self) -> Result<(), BackupError> {
         let current = self.fence.check().await?;
+        self.owner
+            .metrics
+            .set_watch_behind(current - self.collector.last());
         self.owner
             .learn(|known| known.current = known.current.max(current));
         self.tell();
@@ -430,14 +443,23 @@ where
             }
         }
         fence.check().await?;
+        let may_work_later = may_work_later(error.class());
         let error = store_error(owner, error);
-        if error.retry() != Retry::Backoff {
+        if !may_work_later {
             return Err(error);
         }
         owner.failed(&error).await;
         sleep(retry.mul_f64(0.8 + rand::random::<f64>() * 0.4)).await;
         retry = (retry * 2).min(LAST_RETRY);
     }
+}
+
+/// Rights, buckets and disks are mended while the steward runs. What never works is another body, or another configuration.
+fn may_work_later(class: Class) -> bool {
+    !matches!(
+        class,
+        Class::AlreadyExists | Class::SourceFailed | Class::InvalidConfig | Class::Unsupported
+    )
 }
 
 fn store_error(owner: &Owner, source: snapstore::Error) -> BackupError {
@@ -461,13 +483,17 @@ pub(super) fn newest_set(listing: &Listing) -> (Option<StoredSnapshot>, Vec<Stor
     (full, deltas)
 }
 
-/// Whether a full snapshot was due since the newest one.
-fn missed(owner: &Owner, full: &StoredSnapshot) -> bool {
-    owner
-        .settings
-        .schedule
-        .last_until(Timestamp::now())
-        .is_some_and(|due| due > full.name.created_on)
+/// When the next full snapshot is due: by the schedule, or soon if one was missed.
+fn next_full(owner: &Owner, newest: Option<&StoredSnapshot>) -> Option<Timestamp> {
+    let (schedule, now) = (&owner.settings.schedule, Timestamp::now());
+    let missed = schedule
+        .last_until(now)
+        .is_some_and(|due| newest.is_some_and(|full| due > full.name.created_on));
+    let soon = now.checked_add(SPREAD.mul_f64(rand::random())).ok();
+    soon.filter(|_| missed)
+        .into_iter()
+        .chain(schedule.next_after(now))
+        .min()
 }
 
 /// Tells the snapshot that is known now. What was told of the same one before stays: it has its size too.

@@ -1,15 +1,11 @@
 //! What can be done about etcd's alarms without anybody's decision: room is made in a full database, and NOSPACE is cleared
-//! once there is some on every member; of CORRUPT it is found out which member differs.
-
-use std::collections::BTreeMap;
+//! once there is some on every member.
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client};
-use futures::future::join_all;
 use tracing::{info, warn};
 
 use super::{Maintenance, MaintenanceError, Threshold, defragmentation::Target};
 use crate::{
-    backup,
     etcd::{CALL_TIMEOUT, call},
     server::operations::Run,
 };
@@ -93,42 +89,10 @@ impl Maintenance {
         };
         configured().filter(|quota| *quota > 0).unwrap_or(DEFAULT_QUOTA)
     }
-
-    /// Compares the members' data at one revision. Returns the names of those that differ from the majority; `None` when
-    /// there is no majority, or too few answer.
-    pub(super) async fn differing_members(&self) -> Result<Option<Vec<String>>, MaintenanceError> {
-        let mut client = self.connector.local().await?;
-        let revision = backup::revision(&mut client).await?;
-        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
-        let hashes = listed.members().iter().map(|member| async move {
-            let mut client = self.connector.remote(member.client_urls()).await.ok()?;
-            let hashed = call("hash the data", CALL_TIMEOUT, client.hash_kv(revision))
-                .await
-                .ok()?;
-            // Hashes are those of the history too: they only compare after the same compaction.
-            Some((
-                member.name().to_owned(),
-                (hashed.compact_version(), hashed.hash()),
-            ))
-        });
-        let hashes: Vec<_> = join_all(hashes).await.into_iter().flatten().collect();
-        Ok(minority(&hashes, listed.members().len()))
-    }
 }
 
 fn has_room(size: u64, quota: u64) -> bool {
     size <= quota - quota / ROOM
-}
-
-/// Those that differ from what more than half of all members have.
-fn minority<H: Ord>(hashes: &[(String, H)], members: usize) -> Option<Vec<String>> {
-    let mut counts = BTreeMap::new();
-    for (_, hash) in hashes {
-        *counts.entry(hash).or_insert(0_usize) += 1;
-    }
-    let (majority, _) = counts.into_iter().find(|(_, count)| *count > members / 2)?;
-    let differing = hashes.iter().filter(|(_, hash)| hash != majority);
-    Some(differing.map(|(name, _)| name.clone()).collect())
 }
 
 async fn disarm(client: &mut Client, member: u64) -> Result<(), MaintenanceError> {
@@ -149,24 +113,5 @@ mod tests {
         assert!(has_room(95, 100));
         assert!(!has_room(96, 100));
         assert!(!has_room(200, 100));
-    }
-
-    /// Only a majority of all members, not of those that answer, says who is wrong.
-    #[test]
-    fn the_majority_tells_who_differs() {
-        let hashes = |list: &[(&str, u32)]| -> Vec<(String, u32)> {
-            list.iter()
-                .map(|(name, hash)| ((*name).to_owned(), *hash))
-                .collect()
-        };
-        let found = |list: &[(&str, u32)], members| minority(&hashes(list), members);
-        assert_eq!(
-            found(&[("a", 1), ("b", 2), ("c", 1)], 3),
-            Some(vec!["b".to_owned()])
-        );
-        assert_eq!(found(&[("a", 1), ("b", 1), ("c", 1)], 3), Some(vec![]));
-        assert_eq!(found(&[("a", 1), ("b", 2)], 3), None);
-        assert_eq!(found(&[("a", 1)], 3), None);
-        assert_eq!(found(&[("a", 1), ("b", 2), ("c", 3)], 3), None);
     }
 }

@@ -1,9 +1,14 @@
 //! Sees to the cluster's databases without being asked, while this member leads: defragmentation by schedule, and when a
-//! database comes close to its quota with much of it free; alarms.
+//! database comes close to its quota with much of it free; alarms; whether all members have the same data.
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
-use api::{quantity, schedule::Schedule, v1alpha1::MemberRole};
+use api::{
+    conditions::member as condition,
+    quantity,
+    schedule::Schedule,
+    v1alpha1::{ConditionStatus, MemberRole},
+};
 use jiff::Timestamp;
 use operator::cache::until;
 use steward_proto::v1::{Operation, OperationState, operation};
@@ -38,6 +43,9 @@ const FULL_PAUSE: Duration = Duration::from_mins(10);
 /// A pass that an earlier leader may have left unfinished is looked after so long after the change of leaders: that
 /// leader defragments itself last, when it doesn't lead any more.
 const UNFINISHED: Duration = Duration::from_mins(15);
+/// The data is compared so long after a change of leaders, and again so long after something differed.
+const FIRST_COMPARISON: Duration = Duration::from_mins(2);
+const CONFIRM: Duration = Duration::from_secs(2);
 const FIRST_RETRY: Duration = Duration::from_mins(1);
 const LAST_RETRY: Duration = Duration::from_hours(1);
 
@@ -48,6 +56,8 @@ pub struct Caretaker {
     pub maintenance: Maintenance,
     /// When members are defragmented.
     pub schedule: Schedule,
+    /// How often their data is compared; `None`: never.
+    pub comparison_period: Option<Duration>,
     /// Where its work is seen.
     pub operations: Operations,
     /// What the member tells.
@@ -68,7 +78,10 @@ impl Caretaker {
                 () = shutdown.cancelled() => return,
             }
             tokio::select! {
-                () = self.lead() => {}
+                () = self.lead() => {
+                    self.status.no_condition(condition::DATA_CONSISTENT);
+                    self.maintenance.metrics.set_differing(0);
+                }
                 () = shutdown.cancelled() => return,
             }
         }
@@ -80,11 +93,12 @@ impl Caretaker {
 
     /// Until the leadership is seen to be gone between two works.
     async fn lead(&self) {
-        let mut term = Term::new(&self.schedule);
+        let mut term = Term::new(&self.schedule, self.comparison_period);
         while self.leads() {
             tokio::select! {
                 () = sleep(LOOK) => {}
                 () = at(term.due) => {}
+                () = at(term.comparison) => {}
                 () = self.led_no_more() => return,
             }
             if term.due.is_some_and(|due| due <= Timestamp::now()) {
@@ -96,6 +110,63 @@ impl Caretaker {
                 let _ = self.pass("close to the quota", WORTH).await;
             }
             self.look_at_alarms(&mut term).await;
+            if term.comparison.is_some_and(|due| due <= Timestamp::now()) {
+                self.compare(&mut term).await;
+            }
+        }
+    }
+
+    /// What differs must do so twice before anybody is blamed.
+    async fn compare(&self, term: &mut Term) {
+        let mut found = self.maintenance.differing_members().await;
+        if let Ok(Some(first)) = &mut found
+            && !first.is_empty()
+        {
+            sleep(CONFIRM).await;
+            match self.maintenance.differing_members().await {
+                Ok(Some(second)) => first.retain(|name| second.contains(name)),
+                other => found = other,
+            }
+        }
+        term.compared(self.comparison_period);
+        match found {
+            Ok(Some(differing)) => self.tell_of_differences(&differing).await,
+            Ok(None) => warn!("no majority of the members has the same data, or too few of them answer"),
+            Err(error) => debug!(%error, "the members' data can't be compared"),
+        }
+    }
+
+    async fn tell_of_differences(&self, differing: &[String]) {
+        let known = self.maintenance.metrics.set_differing(differing.len());
+        if differing.is_empty() {
+            let message = "all members that answer have the same data";
+            self.status.condition(
+                condition::DATA_CONSISTENT,
+                ConditionStatus::True,
+                condition::MEMBERS_AGREE,
+                message,
+            );
+            return;
+        }
+        let message = format!(
+            "the data of {} differs from that of the majority: take a full snapshot, then delete its claim and its pod, so \
+             that it joins anew",
+            differing.join(", ")
+        );
+        self.status.condition(
+            condition::DATA_CONSISTENT,
+            ConditionStatus::False,
+            condition::MEMBER_DIFFERS,
+            &message,
+        );
+        if known == differing.len() {
+            return;
+        }
+        warn!(reason = condition::MEMBER_DIFFERS, message, "members differ");
+        if let Some(kubernetes) = &self.kubernetes {
+            kubernetes
+                .warn("Maintain", condition::MEMBER_DIFFERS, &message)
+                .await;
         }
     }
 
@@ -250,10 +321,11 @@ struct Term {
     pressed: Option<Instant>,
     full: Option<Instant>,
     alarms: Alarms,
+    comparison: Option<Timestamp>,
 }
 
 impl Term {
-    fn new(schedule: &Schedule) -> Self {
+    fn new(schedule: &Schedule, comparison_period: Option<Duration>) -> Self {
         let now = Timestamp::now();
         let recently = now.checked_sub(UNFINISHED * 4).unwrap_or(now);
         let unfinished = schedule.last_until(now).filter(|fired| *fired > recently);
@@ -264,7 +336,14 @@ impl Term {
             pressed: None,
             full: None,
             alarms: Alarms::default(),
+            // Leadership may never last for a whole period.
+            comparison: comparison_period
+                .and_then(|period| now.checked_add(period.min(FIRST_COMPARISON)).ok()),
         }
+    }
+
+    fn compared(&mut self, period: Option<Duration>) {
+        self.comparison = period.and_then(|period| Timestamp::now().checked_add(period).ok());
     }
 
     /// A pass that failed comes again before the schedule says so; members that are done are skipped then.
@@ -312,7 +391,7 @@ mod tests {
     #[test]
     fn a_new_leader_looks_after_what_may_be_unfinished() {
         let wait = |schedule: &str| {
-            let term = Term::new(&CronSchedule::new(schedule).parse().unwrap());
+            let term = Term::new(&CronSchedule::new(schedule).parse().unwrap(), None);
             term.due.unwrap().duration_since(Timestamp::now()).as_secs()
         };
         assert!(wait("* * * * *") <= 60);
@@ -326,7 +405,7 @@ mod tests {
     fn a_failed_pass_comes_again_before_the_schedule() {
         // In a month in which nothing is due.
         let schedule = CronSchedule::new("0 0 1 1 *").parse().unwrap();
-        let mut term = Term::new(&schedule);
+        let mut term = Term::new(&schedule, None);
         let scheduled = schedule.next_after(Timestamp::now());
         term.due = scheduled;
         for minutes in [1, 2, 4] {

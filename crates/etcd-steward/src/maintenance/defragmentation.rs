@@ -1,16 +1,18 @@
 //! A pass over all members. Before each member all of them are looked at: none is touched while another one doesn't serve,
-//! learns, or is behind.
+//! learns, is behind, or is still at work on a defragmentation that its caller has lost.
 
 use std::{
     collections::BTreeSet,
+    pin::pin,
     time::{Duration, Instant},
 };
 
-use etcd_client::{Client, Member, StatusResponse};
+use etcd_client::{Client, GetOptions, Member, StatusResponse};
 use futures::future::try_join_all;
 use steward_proto::v1::{DefragmentResult, MemberDefragmentation};
-use tokio::time::sleep;
-use tracing::info;
+use tokio::time::{sleep, timeout};
+use tonic::Code;
+use tracing::{info, warn};
 
 use super::{Maintenance, MaintenanceError};
 use crate::{
@@ -72,6 +74,39 @@ impl Target {
             source,
         }
     }
+
+    fn still_running(&self, after: Duration) -> MaintenanceError {
+        MaintenanceError::StillRunning {
+            member: self.name.clone(),
+            after,
+        }
+    }
+
+    async fn size_now(&self) -> Result<i64, MaintenanceError> {
+        let mut client = self.client.clone();
+        let status = call("status", CALL_TIMEOUT, client.status()).await;
+        Ok(status.map_err(|source| self.failed(source))?.db_size())
+    }
+
+    /// While etcd defragments its database, nobody reads it.
+    async fn until_it_reads(&self, limit: Duration) -> Result<(), MaintenanceError> {
+        let begun = Instant::now();
+        while let Err(source) = read(&mut self.client.clone()).await {
+            match source {
+                _ if begun.elapsed() < limit => sleep(LOOK).await,
+                EtcdError::Timeout { .. } => return Err(self.still_running(begun.elapsed())),
+                source => return Err(self.failed(source)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A read of the member's own database.
+async fn read(client: &mut Client) -> Result<(), EtcdError> {
+    let options = GetOptions::new().with_serializable().with_count_only();
+    let asked = client.get("\0", Some(options));
+    call("read the database", CALL_TIMEOUT, asked).await.map(|_| ())
 }
 
 impl Maintenance {
@@ -97,13 +132,15 @@ impl Maintenance {
             run.progress(&next.name, progress, total, "members");
             done.insert(next.id);
             if !worth.is_reached(next.size(), next.in_use()) {
-                result.members.push(skipped(next));
+                result.members.push(skipped(next, worth));
                 continue;
             }
             if let (true, Some(successor)) = (next.leads(), successor) {
                 hand_over(next, successor).await?;
             }
-            result.members.push(self.one(next).await?);
+            let tell =
+                |what: &str| run.progress(&format!("{}: {what}", next.name), progress, total, "members");
+            result.members.push(self.one(next, tell).await?);
         }
     }
 
@@ -140,25 +177,84 @@ impl Maintenance {
         try_join_all(targets).await
     }
 
-    async fn one(&self, target: &mut Target) -> Result<MemberDefragmentation, MaintenanceError> {
+    async fn one(
+        &self,
+        target: &Target,
+        tell: impl Fn(&str),
+    ) -> Result<MemberDefragmentation, MaintenanceError> {
         let before = target.size();
-        let deadline = self.deadline.unwrap_or_else(|| deadline(before));
         let begun = Instant::now();
-        let defragmented = call("defragment", deadline, target.client.defragment()).await;
+        let defragmented = self.ask_once(target, tell).await;
         let duration = begun.elapsed();
         self.metrics
             .defragmented(&target.url, defragmented.is_ok(), duration);
-        defragmented.map_err(|source| target.failed(source))?;
-        let status = call("status", CALL_TIMEOUT, target.client.status()).await;
-        let after = status.map_err(|source| target.failed(source))?.db_size();
+        let after = defragmented?;
         info!(member = target.name, before, after, ?duration, "defragmented");
         Ok(MemberDefragmentation {
             member: target.name.clone(),
             db_size_before_bytes: target.status.db_size(),
             db_size_after_bytes: after,
             duration: duration.try_into().ok(),
-            skipped: false,
+            ..MemberDefragmentation::default()
         })
+    }
+
+    /// etcd goes on when its caller has left, and a second call would only wait for the first one: so there is one call,
+    /// however long it takes. Returns the size of the database after it.
+    async fn ask_once(&self, target: &Target, tell: impl Fn(&str)) -> Result<i64, MaintenanceError> {
+        let enough = deadline(target.size());
+        let expected = self.deadline.unwrap_or(enough);
+        let mut client = target.client.clone();
+        let mut asked = pin!(client.defragment());
+        let answered = match timeout(expected, &mut asked).await {
+            Ok(answered) => answered,
+            Err(_) => {
+                tell(&format!(
+                    "not done within {expected:?}, and still running at the server"
+                ));
+                warn!(
+                    member = target.name,
+                    ?expected,
+                    "the defragmentation takes longer than expected"
+                );
+                let longer = enough.saturating_sub(expected).max(CALL_TIMEOUT);
+                timeout(longer, &mut asked)
+                    .await
+                    .map_err(|_| target.still_running(expected + longer))?
+            }
+        };
+        let Err(error) = answered else {
+            return target.size_now().await;
+        };
+        let failed = |error| {
+            target.failed(EtcdError::Call {
+                call: "defragment",
+                source: Box::new(error),
+            })
+        };
+        if !is_cut_off(&error) {
+            return Err(failed(error));
+        }
+        tell("the connection is lost; it may be running at the server");
+        target.until_it_reads(enough).await?;
+        // What has become of it is told by the result alone.
+        let after = target.size_now().await?;
+        if after < target.status.db_size() {
+            Ok(after)
+        } else {
+            Err(failed(error))
+        }
+    }
+}
+
+/// Whether an error says nothing about what became of the call at the server.
+fn is_cut_off(error: &etcd_client::Error) -> bool {
+    match error {
+        etcd_client::Error::GRpcStatus(status) => matches!(
+            status.code(),
+            Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded | Code::Unknown | Code::Internal
+        ),
+        _ => true,
     }
 }
 
@@ -185,6 +281,12 @@ async fn target(connector: &Connector, member: &Member) -> Result<Target, Mainte
     if status.leader() == 0 {
         return Err(MaintenanceError::NoLeader(name));
     }
+    match read(&mut client).await {
+        Err(EtcdError::Timeout { after, .. }) => {
+            return Err(MaintenanceError::StillRunning { member: name, after });
+        }
+        read => read.map_err(failed)?,
+    }
     Ok(Target {
         id: member.id(),
         client,
@@ -205,13 +307,20 @@ async fn hand_over(leader: &mut Target, successor: u64) -> Result<(), Maintenanc
     moved.map(|_| ()).map_err(|source| leader.failed(source))
 }
 
-fn skipped(target: &Target) -> MemberDefragmentation {
+fn skipped(target: &Target, worth: Threshold) -> MemberDefragmentation {
+    let (size, in_use) = (target.size(), target.in_use());
     MemberDefragmentation {
         member: target.name.clone(),
         db_size_before_bytes: target.status.db_size(),
         db_size_after_bytes: target.status.db_size(),
-        duration: None,
         skipped: true,
+        reason: format!(
+            "{} of {size} bytes would be won; it is worth it from {} bytes and {} % on",
+            size.saturating_sub(in_use),
+            worth.bytes,
+            worth.percent
+        ),
+        duration: None,
     }
 }
 

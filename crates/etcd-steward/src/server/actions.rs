@@ -8,7 +8,7 @@ use super::{
     Api,
     operations::{Asked, Failure, KeyTaken},
 };
-use crate::maintenance::Threshold;
+use crate::{backup::Backups, maintenance::Threshold};
 
 /// An operation couldn't be begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub enum Refusal {
     NoStore,
     /// Another steward owns the backups; its URL, where it is known.
     NotOwner(Option<String>),
+    /// This steward is to own the backups, and can't: reason and message.
+    Failing(&'static str, String),
 }
 
 /// Longest idempotency key.
@@ -43,7 +45,7 @@ impl Api {
             return Err(Refusal::NoStore);
         };
         if backups.orders.borrow().is_none() {
-            return Err(Refusal::NotOwner(self.owner_url().await));
+            return Err(self.not_owner(&backups).await);
         }
         let asked = Asked {
             type_: "CreateSnapshot",
@@ -60,6 +62,18 @@ impl Api {
             }
         });
         Ok(operation?)
+    }
+
+    /// Why this steward takes no orders. Sending callers to the owner would send them here again if this is it.
+    async fn not_owner(&self, backups: &Backups) -> Refusal {
+        let owner = self.owner().await;
+        if owner.is_none_or(|owner| owner.name != self.member) {
+            return Refusal::NotOwner(owner.map(|owner| owner.steward_url.clone()));
+        }
+        let failure = backups.known.borrow().failure.clone();
+        failure.map_or(Refusal::NotOwner(None), |trouble| {
+            Refusal::Failing(trouble.reason, trouble.message)
+        })
     }
 
     /// Starts to defragment all members.
@@ -160,6 +174,7 @@ impl Refusal {
     /// CamelCase class.
     pub fn reason(&self) -> &'static str {
         match self {
+            Self::Failing(reason, _) => *reason,
             Self::Invalid(..) => "InvalidArgument",
             Self::NoStore => "NoStore",
             Self::NotOwner(_) => "NotOwner",
@@ -170,6 +185,7 @@ impl Refusal {
     pub fn message(&self) -> String {
         match self {
             Self::Invalid(parameter, what) => format!("{parameter}: {what}"),
+            Self::Failing(_, message) => message.clone(),
             Self::NoStore => "this Etcd has no backup store: set spec.backup.store".to_owned(),
             Self::NotOwner(Some(url)) => format!("the steward beside the leader owns the backups: ask {url}"),
             Self::NotOwner(None) => {

@@ -167,7 +167,9 @@ impl From<Refusal> for Status {
                 refusal.reason(),
                 &[("owner", url)],
             ),
-            Refusal::NotOwner(None) => with_reason(Code::Unavailable, &message, refusal.reason(), &[]),
+            Refusal::NotOwner(None) | Refusal::Failing(..) => {
+                with_reason(Code::Unavailable, &message, refusal.reason(), &[])
+            }
             Refusal::NoStore => with_reason(Code::FailedPrecondition, &message, refusal.reason(), &[]),
         }
     }
@@ -257,9 +259,9 @@ impl SnapshotsService for Api {
             next_full_time: known
                 .next_full
                 .map(|time| std::time::SystemTime::from(time).into()),
-            error: known.failure.map(|(reason, message)| OperationError {
-                reason,
-                message,
+            error: known.failure.map(|trouble| OperationError {
+                reason: trouble.reason.to_owned(),
+                message: trouble.message,
                 retryable: true,
             }),
         }))

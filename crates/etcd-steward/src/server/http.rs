@@ -43,7 +43,7 @@ pub(super) fn routes(api: Api) -> Router {
             problem(
                 StatusCode::NOT_FOUND,
                 "NotFound",
-                "no such path: see /operations, /snapshot/… and /maintenance/…",
+                "no such path: see /status, /operations, /snapshot/… and /maintenance/…",
             )
         })
         .method_not_allowed_fallback(|| async {
@@ -270,7 +270,7 @@ fn refused(refusal: &Refusal) -> Response {
     let status = match refusal {
         Refusal::Invalid(..) => StatusCode::BAD_REQUEST,
         Refusal::NoStore => StatusCode::CONFLICT,
-        Refusal::NotOwner(_) => StatusCode::SERVICE_UNAVAILABLE,
+        Refusal::NotOwner(_) | Refusal::Failing(..) => StatusCode::SERVICE_UNAVAILABLE,
     };
     problem(status, refusal.reason(), &refusal.message())
 }
@@ -363,6 +363,7 @@ fn operation_json(operation: &Operation) -> Value {
                     "dbSizeBeforeBytes": member.db_size_before_bytes,
                     "dbSizeAfterBytes": member.db_size_after_bytes,
                     "skipped": member.skipped,
+                    "reason": member.reason,
                 })
             });
             json!({"members": members.collect::<Vec<_>>()})

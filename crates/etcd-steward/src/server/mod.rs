@@ -9,7 +9,7 @@ pub mod tls;
 
 use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use api::steward::ClusterConfig;
+use api::steward::{ClusterConfig, ClusterMember};
 use axum::{
     Router,
     body::Body,
@@ -210,18 +210,15 @@ fn is_grpc(headers: &HeaderMap) -> bool {
 }
 
 impl Api {
-    /// URL of the steward that owns the backups: the one beside the leader.
-    pub async fn owner_url(&self) -> Option<String> {
+    /// The member whose steward owns the backups: the leader.
+    pub async fn owner(&self) -> Option<&ClusterMember> {
         let mut client = self.connector.local().await.ok()?;
         let leader = client.status().await.ok()?.leader();
         let listed = client.member_list().await.ok()?;
-        let name = listed
-            .members()
+        let leader = listed.members().iter().find(|member| member.id() == leader)?;
+        self.cluster
+            .members
             .iter()
-            .find(|member| member.id() == leader)?
-            .name()
-            .to_owned();
-        let member = self.cluster.members.iter().find(|member| member.name == name)?;
-        Some(member.steward_url.clone())
+            .find(|member| member.name == leader.name())
     }
 }

@@ -23,6 +23,7 @@ fn assert_nothing_in(folder: &Path, case: &str) {
     assert!(left.is_empty(), "{case}: {left:?}");
 }
 
+/// DEL-01 (`overlap`), DEL-03 and DEL-06 (`large-txn`), DEL-11 (`leases`): chains that others made by hand or had trouble with.
 #[test]
 fn good_backups_are_restored_record_for_record() {
     let cases: Vec<_> = cases::all()
@@ -55,6 +56,8 @@ type Row = (
     Option<Option<(i64, i64)>>,
 );
 
+/// DEL-10 (`gap`), RES-10 (`zero-byte-newest-full`): the bad or missing object is named, with what is lost without it, and
+/// nothing is done without it unless somebody says so.
 #[test]
 fn damage_is_refused_by_name_and_gone_around_when_told_to() {
     let rows: [Row; 4] = [
@@ -125,4 +128,22 @@ pub(crate) fn live_keys(dump: &str) -> BTreeMap<String, Value> {
         }
     }
     live
+}
+
+/// DEL-01: two owners at once have left deltas from the same revision on: each revision is taken once.
+#[test]
+fn del_01_deltas_that_overlap_are_applied_once() {
+    let case = cases::case("overlap");
+    let dir = tempfile::tempdir().unwrap();
+    let data_dir = dir.path().join("default.etcd");
+    let done = restore(&case.store(), &data_dir, &["-o", "json"]).ok().json();
+    assert_eq!(done["revision"], 20);
+    assert_restored(&case, &data_dir);
+    // Without either of them it's the same, if the other one covers what it has.
+    let store = dir.path().join("store");
+    crate::made::copy_of(&case.store(), &store);
+    fs::remove_file(store.join("v2/Incr-00000009-00000012-1796004712.gz")).unwrap();
+    fs::remove_dir_all(&data_dir).unwrap();
+    restore(&store, &data_dir, &[]).ok();
+    assert_restored(&case, &data_dir);
 }

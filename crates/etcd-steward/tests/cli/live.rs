@@ -66,6 +66,7 @@ pub(crate) fn history(etcd: &mut Etcd, store: &Path) -> Vec<String> {
     names
 }
 
+/// DEL-11: leases stay with their keys, and what a lease took along stays gone.
 #[test]
 fn etcd_chain_of_each_minor_is_restored_exactly() {
     for minor in Minor::ALL {
@@ -176,6 +177,37 @@ fn raised_by_etcdutl(by: u64, data_dir: &Path, place: &Place) {
 fn compact(etcd: &mut Etcd, revision: i64) {
     let request = json!({"revision": revision.to_string(), "physical": true});
     etcd.post("/v3/kv/compaction", &request);
+}
+
+/// RES-11: the revision doesn't go back for those who watch: a watch from before the restore is cancelled as compacted.
+#[test]
+fn res_11_a_raised_revision_cancels_watches_from_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let (source, store) = (dir.path().join("source"), dir.path().join("store"));
+    let place = Place::new("source");
+    let mut etcd = Etcd::start(Minor::V3_6, &source, &place);
+    let backups = Source::of(&etcd, &store);
+    let mut seen = 0;
+    while seen < 110 {
+        seen = etcd.put("/k", b"v", 0);
+    }
+    backups.take(Kind::Delta);
+    drop(backups);
+    etcd.stop();
+    let data_dir = dir.path().join("restored");
+    let back = ["--revision", "80", "--bump-revision", "1000"];
+    restore_for(Minor::V3_6, &place, &store, &data_dir, &back).ok();
+    let mut etcd = Etcd::start(Minor::V3_6, &data_dir, &place);
+    assert!(etcd.put("/k", b"after", 0) > seen + 900);
+    let watched = Command::new("timeout")
+        .arg("20")
+        .arg(binaries(Minor::V3_6).join("etcdctl"))
+        .args(["--endpoints", &etcd.endpoint(), "watch", "/k", "--rev"])
+        .arg((seen + 1).to_string())
+        .output()
+        .unwrap();
+    let told = String::from_utf8_lossy(&watched.stderr);
+    assert!(told.contains("compacted"), "{}: {told}", watched.status);
 }
 
 /// Users, roles and the switch itself: who had no access has none afterwards.
@@ -345,6 +377,7 @@ const DAMAGED: [Row; 9] = [
     ("both-fulls", &[(falsify, 4), (cut, 0)], Some(4), None, None),
 ];
 
+/// DEL-10, RES-10: see [`DAMAGED`].
 #[test]
 fn etcd_chain_with_damage_is_refused_by_name() {
     let chain = Chain::of_etcd_3_7();

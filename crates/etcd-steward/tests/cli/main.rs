@@ -7,6 +7,7 @@
     reason = "in a test that is how an error is shown"
 )]
 
+mod bounds;
 mod cases;
 mod commands;
 mod damage;

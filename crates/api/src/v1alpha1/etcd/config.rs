@@ -46,7 +46,7 @@ pub struct EtcdConfig {
     /// `0 0 */3 * *`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation_schedule: Option<CronSchedule>,
-    /// Longest time that the defragmentation of one member may take. Default: 1m, and 1s for each 8Mi of its database.
+    /// How long the defragmentation of one member may take before it is told to be slow; it is waited for even so. Default: 1m, and 1s for each 8Mi of its database.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_defrag_timeout: Option<GoDuration>,
     /// Port for peers. Default: 2380.

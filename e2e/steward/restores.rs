@@ -1,0 +1,284 @@
+//! Data that is lost and comes back: leases, users, more history than the quota allows, and what is told of it all.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use etcd_client::{Client, CompactionOptions, ConnectOptions, PutOptions};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::rig::{Rig, Setup, revisions};
+
+fn single() -> Setup {
+    Setup {
+        size: 1,
+        ..Setup::default()
+    }
+}
+
+/// A key that hangs on a lease of so many seconds.
+async fn put_leased(client: &mut Client, key: &str, ttl: i64) -> anyhow::Result<i64> {
+    let lease = client.lease_grant(ttl, None).await?.id();
+    let put = client
+        .put(key, "leased", Some(PutOptions::new().with_lease(lease)))
+        .await?;
+    Ok(put.header().context("a header")?.revision())
+}
+
+/// What the member tells about itself.
+async fn status(rig: &Rig) -> anyhow::Result<Value> {
+    Ok(rig.members[0].call("GET", "/member").await?.1)
+}
+
+/// RES-02: leases that run out while their deltas are taken don't disturb a restore: each revision is there, once.
+#[tokio::test]
+async fn res_02_leases_that_run_out_are_restored_exactly() -> anyhow::Result<()> {
+    let mut rig = Rig::start(single()).await?;
+    rig.until_covered(1).await?;
+    let mut client = rig.client().await?;
+    for number in 0..60 {
+        put_leased(&mut client, &format!("/short/{number}"), 2 + number % 7).await?;
+        put_leased(&mut client, &format!("/long/{number}"), 600).await?;
+    }
+    let mut restores = 0;
+    rig.until("all short leases have run out", async || {
+        let gone = rig.members[0].count("/short/").await? == 0;
+        ensure!(gone, "some are left");
+        Ok(())
+    })
+    .await?;
+    let last = rig.put("/after/", 1).await?;
+    while restores < 3 {
+        let stored = rig.stored()?;
+        let end = stored.iter().map(|name| revisions(name).1).max();
+        let records = rig.restored()?;
+        let reached = records.iter().filter_map(|record| record["rev"].as_i64()).max();
+        ensure!(reached >= end, "restored to {reached:?} of {end:?}");
+        restores += 1;
+    }
+    rig.until_covered(last).await?;
+    let deltas = rig.stored()?.len() - 1;
+    ensure!(deltas > 3, "the leases ran out within {deltas} deltas");
+    let before = rig.hash().await?;
+    rig.lose_all().await?;
+    let after = rig.hash().await?;
+    ensure!(
+        before == after,
+        "revision and hash were {before:?}, and are {after:?}"
+    );
+    Ok(())
+}
+
+/// RES-03: a lease that only a delta knows comes back, and runs out.
+#[tokio::test]
+async fn res_03_restored_leases_run_out() -> anyhow::Result<()> {
+    const TTL: i64 = 15;
+    let mut rig = Rig::start(single()).await?;
+    rig.until_covered(1).await?;
+    let revision = put_leased(&mut rig.client().await?, "/leased", TTL).await?;
+    rig.until_covered(revision).await?;
+    rig.lose_all().await?;
+    let begun = Instant::now();
+    ensure!(
+        rig.members[0].count("/leased").await? == 1,
+        "the key wasn't restored"
+    );
+    rig.until("the lease has run out", async || {
+        ensure!(rig.members[0].count("/leased").await? == 0);
+        Ok(())
+    })
+    .await?;
+    ensure!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+    Ok(())
+}
+
+/// RES-04: with authentication on, what was written is restored, and so is the lock on the door.
+#[tokio::test]
+async fn res_04_authentication_is_no_obstacle() -> anyhow::Result<()> {
+    let mut rig = Rig::new(single())?;
+    rig.members[0].authenticate("root", "secret")?;
+    rig.start_all()?;
+    rig.until_ready().await?;
+    let mut client = rig.client().await?;
+    client.user_add("root", "secret", None).await?;
+    client.user_grant_role("root", "root").await?;
+    client.auth_enable().await?;
+    rig.until("a full snapshot is taken", async || {
+        let (status, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
+        ensure!(status == 200, "{status}: {answer}");
+        Ok(())
+    })
+    .await?;
+    let url = rig.members[0].client_url();
+    let root = async || {
+        let options = ConnectOptions::new().with_user("root", "secret");
+        Client::connect([&url], Some(options)).await
+    };
+    let put = root().await?.put("/kept", "value", None).await?;
+    rig.until_covered(put.header().context("a header")?.revision())
+        .await?;
+    rig.kill_all();
+    rig.members[0].wipe()?;
+    rig.start_all()?;
+    rig.until("the value is there again", async || {
+        let read = root().await?.get("/kept", None).await?;
+        ensure!(read.count() == 1);
+        Ok(())
+    })
+    .await?;
+    let refused = rig.client().await?.get("/kept", None).await;
+    let error = refused.err().context("anybody may read")?.to_string();
+    ensure!(error.contains("user name is empty"), "{error}");
+    Ok(())
+}
+
+/// RES-05: deltas hold more history than the quota allows at once; the restored cluster takes writes all the same.
+#[tokio::test]
+async fn res_05_more_history_than_the_quota_is_restored() -> anyhow::Result<()> {
+    const QUOTA: i64 = 64 << 20;
+    let mut setup = single();
+    setup.options = json!({"quota-backend-bytes": QUOTA});
+    let mut rig = Rig::start(setup).await?;
+    rig.until_covered(1).await?;
+    for _ in 0..5 {
+        let revision = rig.fill("/large/", 24).await?;
+        rig.until_covered(revision).await?;
+        let physical = Some(CompactionOptions::new().with_physical());
+        rig.client().await?.compact(revision, physical).await?;
+        let (status, answer) = rig.members[0].call("POST", "/maintenance/defrag").await?;
+        ensure!(status == 200, "{status}: {answer}");
+    }
+    ensure!(rig.fulls()?.len() == 1, "{:?}", rig.fulls()?);
+    let before = rig.members[0].count("/large/").await?;
+    rig.lose_all().await?;
+    rig.until("there is room for a write", async || {
+        rig.client().await?.put("/after", "x", None).await?;
+        Ok(())
+    })
+    .await?;
+    ensure!(
+        rig.members[0].count("/large/").await? == before,
+        "keys are missing"
+    );
+    rig.until("the database is small", async || {
+        let size = rig.members[0].db_size().await?;
+        ensure!(size < QUOTA, "{size}");
+        Ok(())
+    })
+    .await
+}
+
+/// RES-08: what a file system keeps in the root of a volume is no obstacle, and is left alone.
+#[tokio::test]
+async fn res_08_a_volume_with_lost_and_found_is_restored() -> anyhow::Result<()> {
+    let mut rig = Rig::start(single()).await?;
+    let revision = rig.put("/kept/", 10).await?;
+    rig.until_covered(revision).await?;
+    rig.kill_all();
+    rig.members[0].wipe()?;
+    let found = rig.members[0].volume().join("lost+found");
+    fs::create_dir(&found)?;
+    rig.start_all()?;
+    rig.until_ready().await?;
+    ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
+    ensure!(found.is_dir());
+    Ok(())
+}
+
+/// RES-10: the newest backup is bad: the member waits and names it, and what somebody then chooses to do without is what
+/// is done without.
+#[tokio::test]
+async fn res_10_a_bad_newest_backup_is_named_and_waited_for() -> anyhow::Result<()> {
+    let mut rig = Rig::start(single()).await?;
+    let revision = rig.put("/kept/", 10).await?;
+    rig.until_covered(revision).await?;
+    let (code, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
+    ensure!(code == 200, "{code}: {answer}");
+    rig.kill_all();
+    rig.members[0].wipe()?;
+    let newest = rig.fulls()?.pop().context("a full snapshot")?;
+    let path = rig.store().join("v2").join(&newest);
+    let size = fs::metadata(&path)?.len();
+    fs::File::options().write(true).open(&path)?.set_len(size / 2)?;
+    rig.start_all()?;
+    rig.until("the bad one is named", async || {
+        let told = status(&rig).await?["conditions"].to_string();
+        ensure!(told.contains(&newest), "{told}");
+        Ok(())
+    })
+    .await?;
+    ensure!(
+        !rig.members[0].data_dir().join("member").exists(),
+        "it began without its data"
+    );
+    fs::rename(&path, rig.store().join("set-aside"))?;
+    rig.until_ready().await?;
+    ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
+    Ok(())
+}
+
+/// RES-16: what was restored, from what, and what is lost, is told.
+#[tokio::test]
+async fn res_16_what_was_restored_is_told() -> anyhow::Result<()> {
+    let mut rig = Rig::start(single()).await?;
+    for round in 0..3 {
+        let revision = rig.put(&format!("/round-{round}/"), 5).await?;
+        rig.until_covered(revision).await?;
+    }
+    let (stored, before) = (rig.stored()?, rig.hash().await?);
+    rig.lose_all().await?;
+    let told = status(&rig).await?["lastRestoration"].clone();
+    ensure!(
+        told["status"] == "Success" && told["type"] == "FromSnapshot",
+        "{told}"
+    );
+    ensure!(
+        told["revision"] == before.0 && told["snapshot"] == stored[0],
+        "{told}"
+    );
+    let message = told["message"].as_str().context("a message")?;
+    let deltas = format!("{} deltas", stored.len() - 1);
+    ensure!(
+        message.contains(&deltas) && message.contains("is lost"),
+        "{message}"
+    );
+    ensure!(rig.hash().await? == before);
+    Ok(())
+}
+
+/// RES-17: a restore that takes its time shows how far it is.
+#[tokio::test]
+async fn res_17_progress_is_shown() -> anyhow::Result<()> {
+    let mut rig = Rig::start(single()).await?;
+    rig.until_covered(1).await?;
+    for round in 0..8 {
+        let revision = rig.fill(&format!("/large/{round}/"), 12).await?;
+        rig.until_covered(revision).await?;
+    }
+    rig.kill_all();
+    rig.members[0].wipe()?;
+    rig.start_all()?;
+    let (mut seen, mut percents) = (BTreeSet::new(), Vec::new());
+    let begun = Instant::now();
+    let restored = loop {
+        ensure!(begun.elapsed() < Duration::from_mins(1), "{seen:?}");
+        if let Ok(told) = status(&rig).await {
+            let progress = &told["initialization"];
+            let message = progress["message"].as_str().unwrap_or_default();
+            if message.starts_with("restores") && seen.insert(message.to_owned()) {
+                percents.extend(progress["progressPercent"].as_i64());
+            }
+            if told["lastRestoration"]["status"] == "Success" {
+                break told;
+            }
+        }
+        sleep(Duration::from_millis(5)).await;
+    };
+    ensure!(seen.len() >= 3, "{seen:?}: {restored}");
+    ensure!(percents.is_sorted(), "{percents:?}");
+    rig.until_ready().await
+}
