@@ -154,7 +154,16 @@ async fn scl_04_a_removed_member_joins_anew() -> anyhow::Result<()> {
     rig.put("/kept/", 10).await?;
     let removed = rig.members[2].id().await?;
     rig.members[2].kill();
-    rig.members[0].client().await?.member_remove(removed).await?;
+    // etcd refuses while it isn't sure of the others.
+    rig.until("it is removed", async || {
+        let mut client = rig.members[0].client().await?;
+        let listed = client.member_list().await?;
+        if listed.members().iter().any(|member| member.id() == removed) {
+            timeout(Duration::from_secs(8), client.member_remove(removed)).await??;
+        }
+        Ok(())
+    })
+    .await?;
     rig.members[2].start()?;
     rig.until_ready().await?;
     all_vote(&rig).await?;
