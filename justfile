@@ -82,9 +82,10 @@ deny:
     {{ cluster }}/build.sh cargo-deny
     cargo deny --locked check bans licenses sources
 
-# Write the files that come from the code: CRDs and the API reference
+# Write the files that come from the code: CRDs, the API reference and the tables of metrics
 generate:
     cargo run -q -p api --bin crdgen
+    DRUID_GENERATE=1 cargo test -q --workspace --lib -- --test-threads 1 metrics
 
 # Are the generated files up to date?
 generate-check:

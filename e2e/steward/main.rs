@@ -11,4 +11,5 @@ mod pki;
 mod proxy;
 mod retention;
 mod rig;
+mod secondary;
 mod security;

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -119,6 +119,10 @@ impl Rig {
         if !backup.is_null() {
             backup["store"] = json!({"provider": "Local", "container": self.store(), "prefix": ""});
         }
+        if backup["secondary"].is_object() {
+            backup["secondary"]["store"] =
+                json!({"provider": "Local", "container": self.second_store(), "prefix": ""});
+        }
         let mut steward = json!({
             "cluster": {"name": "t1", "namespace": "lab", "uid": "u-1", "token": "u-1", "members": members},
             "backup": if backup.is_null() { json!({}) } else { backup },
@@ -155,18 +159,14 @@ impl Rig {
         self.folder.path().join("store")
     }
 
+    /// The folder of the second store, which a scenario that has one makes itself.
+    pub(crate) fn second_store(&self) -> PathBuf {
+        self.folder.path().join("second-store")
+    }
+
     /// Names of the objects in the store, sorted by time.
     pub(crate) fn stored(&self) -> anyhow::Result<Vec<String>> {
-        let folder = self.store().join("v2");
-        if !folder.exists() {
-            return Ok(Vec::new());
-        }
-        let mut names: Vec<_> = fs::read_dir(folder)?
-            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-            .collect::<anyhow::Result<_>>()?;
-        names.retain(|name| name.starts_with("Full-") || name.starts_with("Incr-"));
-        names.sort_by_key(|name| revisions(name));
-        Ok(names)
+        stored_in(&self.store())
     }
 
     /// A client of all members.
@@ -254,22 +254,40 @@ impl Rig {
 
     /// Restores the backups with the command line, and returns the records: what `dump` prints.
     pub(crate) fn restored(&self) -> anyhow::Result<Vec<Value>> {
-        let to = tempfile::tempdir()?;
-        let data_dir = to.path().join("restored.etcd");
-        let (store, data_dir) = (self.store(), data_dir.to_string_lossy());
-        let store = store.to_string_lossy();
-        run(&[
-            "restore",
-            "--store-provider=Local",
-            "--store-container",
-            &store,
-            "--data-dir",
-            &data_dir,
-        ])?;
-        let output = run(&["dump", "--data-dir", &data_dir])?;
-        let text = String::from_utf8(output.stdout)?;
-        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+        restored_from(&self.store())
     }
+}
+
+/// Restores a store with the command line, and returns the records: what `dump` prints.
+pub(crate) fn restored_from(store: &Path) -> anyhow::Result<Vec<Value>> {
+    let to = tempfile::tempdir()?;
+    let data_dir = to.path().join("restored.etcd");
+    let (store, data_dir) = (store.to_string_lossy(), data_dir.to_string_lossy());
+    run(&[
+        "restore",
+        "--store-provider=Local",
+        "--store-container",
+        &store,
+        "--data-dir",
+        &data_dir,
+    ])?;
+    let output = run(&["dump", "--data-dir", &data_dir])?;
+    let text = String::from_utf8(output.stdout)?;
+    text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+/// Names of the objects in a store, sorted by time.
+pub(crate) fn stored_in(store: &Path) -> anyhow::Result<Vec<String>> {
+    let folder = store.join("v2");
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let mut names: Vec<_> = fs::read_dir(folder)?
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<anyhow::Result<_>>()?;
+    names.retain(|name| name.starts_with("Full-") || name.starts_with("Incr-"));
+    names.sort_by_key(|name| revisions(name));
+    Ok(names)
 }
 
 /// First and last revision that an object's name tells.

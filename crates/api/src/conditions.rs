@@ -127,6 +127,8 @@ pub mod member {
     pub const BACKUP_VERIFIED: &str = "BackupVerified";
     /// True: the newest snapshots are stored. Only on the backup owner.
     pub const BACKUP_READY: &str = "BackupReady";
+    /// True: the second store had all backups when it was last compared. Only on the backup owner.
+    pub const SECONDARY_BACKUP_READY: &str = "SecondaryBackupReady";
 
     /// True while the member restarts its etcd for a new configuration; False while it waits for its turn, which the message
     /// explains. Not there otherwise.

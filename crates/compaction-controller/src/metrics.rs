@@ -51,26 +51,29 @@ impl CompactionMetrics {
             events: Family::default(),
         };
         metrics.register(|registry| {
-            let registry = registry.sub_registry_with_prefix("etcddruid_compaction");
-            registry.register("jobs", "Compaction Jobs that have ended", own.jobs.clone());
             registry.register(
-                "job_duration_seconds",
-                "Seconds from the start of a compaction Job to its end",
+                "etcddruid_compaction_jobs",
+                "Jobs that have ended",
+                own.jobs.clone(),
+            );
+            registry.register(
+                "etcddruid_compaction_job_duration_seconds",
+                "From the start of a Job to its end",
                 own.durations.clone(),
             );
             registry.register(
-                "full_snapshot_triggered",
-                "Full snapshots taken in place of a compaction",
+                "etcddruid_compaction_full_snapshot_triggered",
+                "Full snapshots in place of a compaction",
                 own.full_snapshots.clone(),
             );
             registry.register(
-                "jobs_current",
-                "1 while a compaction Job runs",
+                "etcddruid_compaction_jobs_current",
+                "1 while a Job runs",
                 own.current.clone(),
             );
             registry.register(
-                "num_delta_events",
-                "Revisions in delta snapshots since the newest full snapshot",
+                "etcddruid_compaction_num_delta_events",
+                "Revisions in deltas since the newest full snapshot",
                 own.events.clone(),
             );
         });
@@ -107,5 +110,29 @@ impl CompactionMetrics {
         let labels = of_etcd(namespace, etcd);
         self.current.remove(&labels);
         self.events.remove(&labels);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn docs_tell_of_every_metric() {
+        let metrics = Metrics::default();
+        let own = CompactionMetrics::new(&metrics);
+        let outcome = Outcome {
+            succeeded: true,
+            reason: "Succeeded",
+            failure: "none",
+            message: String::new(),
+            ended: jiff::Timestamp::UNIX_EPOCH,
+            seconds: 1.0,
+        };
+        own.job_ended("ns", "a", &outcome);
+        own.full_snapshot("ns", "a", true);
+        own.running("ns", "a", true);
+        own.backlog("ns", "a", 7);
+        operator::metrics::reference::check("the compaction-controller", &metrics);
     }
 }

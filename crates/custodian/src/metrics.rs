@@ -37,7 +37,7 @@ const GAUGES: [Gauge; 4] = [
     ),
     (
         "etcddruid_etcd_backup_covered_timestamp_seconds",
-        "Unix time up to which backups hold everything",
+        "Time up to which backups hold everything, in seconds since 1970",
         |etcd| Some(etcd.status.as_ref()?.last_backup_time.as_ref()?.0.as_second()),
     ),
 ];
@@ -115,6 +115,7 @@ mod tests {
             assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
         }
         assert!(!text.contains(r#"quorate{namespace="ns",etcd="b"}"#), "{text}");
+        operator::metrics::reference::check("custodian", &metrics);
         writer.apply_watcher_event(&watcher::Event::Delete(etcd("a", "True")));
         assert!(!metrics.encode().unwrap().contains(r#"etcd="a""#));
     }

@@ -75,10 +75,11 @@ fn secret_names(etcd: &Etcd) -> BTreeSet<String> {
         add(tls.tls_ca_secret_ref.name.as_ref());
         add(of(&tls.server_tls_secret_ref).as_ref());
     }
-    if let Some(store) = &spec.backup.store
-        && matches!(store.provider(), Ok(Some(StoreProvider::Local)))
-    {
-        add(store.secret_ref.as_ref().and_then(of).as_ref());
+    let secondary = spec.backup.secondary.as_ref().map(|secondary| &secondary.store);
+    for store in [spec.backup.store.as_ref(), secondary].into_iter().flatten() {
+        if matches!(store.provider(), Ok(Some(StoreProvider::Local))) {
+            add(store.secret_ref.as_ref().and_then(of).as_ref());
+        }
     }
     names
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::{
     names,
-    v1alpha1::{Etcd, SecretKeyReference, SecretReference, TlsConfig},
+    v1alpha1::{BackupSpec, Etcd, SecretKeyReference, SecretReference, StoreSpec, TlsConfig},
 };
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::ResourceExt as _;
@@ -169,14 +169,6 @@ pub fn validate(etcd: &Etcd, referenced: &Referenced, images: &Images) -> Result
             .clone()
             .unwrap_or_else(|| images.steward.clone()),
     };
-    let store = match &spec.backup.store {
-        Some(store) => {
-            let secret = store.secret_name().and_then(|name| referenced.secrets.get(name));
-            let host_path = secret.and_then(|secret| text(secret, "hostPath"));
-            store::access(store, Role::Primary, host_path.as_deref())?
-        }
-        None => Access::default(),
-    };
     Ok(Cluster {
         name: etcd.name_any(),
         namespace: etcd.namespace().unwrap_or_default(),
@@ -186,12 +178,29 @@ pub fn validate(etcd: &Etcd, referenced: &Referenced, images: &Images) -> Result
         ports: ports(etcd)?,
         etcd_keys: etcd_keys(etcd, referenced)?,
         steward_keys: steward_keys(etcd, referenced)?,
-        store,
+        store: store_access(&spec.backup, referenced)?,
         storage: spec
             .storage_capacity()
             .map_err(quantity("spec.storageCapacity"))?,
         quota: spec.etcd.quota().map_err(quantity("spec.etcd.quota"))?,
         etcd: etcd.clone(),
+    })
+}
+
+/// Access to the stores of the backups.
+fn store_access(backup: &BackupSpec, referenced: &Referenced) -> Result<Access, ValidateError> {
+    let access = |store: &StoreSpec, role| {
+        let secret = store.secret_name().and_then(|name| referenced.secrets.get(name));
+        let host_path = secret.and_then(|secret| text(secret, "hostPath"));
+        store::access(store, role, host_path.as_deref())
+    };
+    let Some(store) = &backup.store else {
+        return Ok(Access::default());
+    };
+    let primary = access(store, Role::Primary)?;
+    Ok(match &backup.secondary {
+        Some(secondary) => primary.and(access(&secondary.store, Role::Secondary)?),
+        None => primary,
     })
 }
 

@@ -42,17 +42,23 @@ fn install(folder: &Path) -> io::Result<()> {
 /// Flags of `own`.
 #[derive(Debug, clap::Args)]
 pub struct OwnArgs {
-    /// Folder to give away.
-    folder: PathBuf,
+    /// Folders to give away.
+    #[arg(required = true)]
+    folders: Vec<PathBuf>,
     /// ID of the user and group that get it.
     #[arg(long)]
     user: u32,
 }
 
-/// Gives a folder of the node, which is made for root, to the user that the steward runs as.
+/// Gives folders of the node, which are made for root, to the user that the steward runs as.
 pub fn own(args: &OwnArgs) -> Result<(), InstallError> {
-    std::os::unix::fs::chown(&args.folder, Some(args.user), Some(args.user)).map_err(|source| InstallError {
-        folder: args.folder.clone(),
-        source,
-    })
+    for folder in &args.folders {
+        std::os::unix::fs::chown(folder, Some(args.user), Some(args.user)).map_err(|source| {
+            InstallError {
+                folder: folder.clone(),
+                source,
+            }
+        })?;
+    }
+    Ok(())
 }

@@ -81,6 +81,8 @@ pub struct Metrics {
     delta_revisions: Gauge,
     verifications: Durations<KindOutcome>,
     chain_whole: Gauge,
+    secondary_syncs: Durations<Outcome>,
+    secondary_synced: Gauge,
     validations: Durations<Outcome>,
     restorations: Durations<RestoreOutcome>,
     defragmentations: Durations<EndpointOutcome>,
@@ -124,6 +126,8 @@ impl Metrics {
             delta_revisions: Gauge::default(),
             verifications: Family::new_with_constructor(long),
             chain_whole: Gauge::default(),
+            secondary_syncs: Family::new_with_constructor(long),
+            secondary_synced: Gauge::default(),
             validations: Family::new_with_constructor(long),
             restorations: Family::new_with_constructor(long),
             defragmentations: Family::new_with_constructor(long),
@@ -149,23 +153,28 @@ impl Metrics {
             let mut add = |name: &str, help: &str, gauge: &Gauge| r.register(name, help, gauge.clone());
             add(
                 "etcdbr_retention_locked_objects",
-                "Old backups that the store still protects from deletion",
+                "Old backups that the store still protects",
                 &self.locked,
             );
             add(
                 "etcdbr_snapstore_latest_deltas_total",
-                "Delta snapshots since the newest full one",
+                "Deltas since the newest full snapshot",
                 &self.deltas,
             );
             add(
                 "etcdbr_snapstore_latest_deltas_revisions_total",
-                "Revisions in the delta snapshots since the newest full one",
+                "Revisions in the deltas since the newest full snapshot",
                 &self.delta_revisions,
             );
             add(
                 "etcdbr_backup_chain_verified",
-                "1 if the newest chain was read back and is whole, 0 if it is damaged or hasn't been read yet",
+                "1 if the newest chain was read back and is whole, 0 if it is damaged or wasn't read yet",
                 &self.chain_whole,
+            );
+            add(
+                "etcdbr_secondary_synced_timestamp_seconds",
+                "When the second store last had all backups, in seconds since 1970",
+                &self.secondary_synced,
             );
             add(
                 "etcdbr_uncovered_revisions",
@@ -179,7 +188,7 @@ impl Metrics {
             );
             add(
                 "etcdbr_backup_owner",
-                "1 while this steward owns the cluster's backups",
+                "1 while this steward owns the backups",
                 &self.owner,
             );
             let mut add = |name: &str, help: &str, family: &Family<OfKind, Gauge>| {
@@ -187,17 +196,17 @@ impl Metrics {
             };
             add(
                 "etcdbr_snapshot_latest_revision",
-                "Last revision in the newest stored snapshot",
+                "Last revision in the newest snapshot that this steward has stored",
                 &self.latest_revision,
             );
             add(
                 "etcdbr_snapshot_latest_timestamp",
-                "When the newest stored snapshot was taken, in seconds since 1970",
+                "When it was taken, in seconds since 1970",
                 &self.latest_timestamp,
             );
             add(
                 "etcdbr_snapshot_required",
-                "1 while there are changes that no snapshot holds",
+                "1 while there are changes that no snapshot holds; the same for both kinds",
                 &self.required,
             );
             let mut add = |name: &str, help: &str, family: &Durations<KindOutcome>| {
@@ -205,22 +214,27 @@ impl Metrics {
             };
             add(
                 "etcdbr_snapshot_duration_seconds",
-                "Time from the start of a snapshot until it is stored or has failed",
+                "From the start of a snapshot until it is stored, or has failed",
                 &self.snapshots,
             );
             add(
                 "etcdbr_verification_duration_seconds",
-                "Time to read a stored snapshot back",
+                "Reading a stored snapshot back",
                 &self.verifications,
             );
             r.register(
+                "etcdbr_secondary_sync_duration_seconds",
+                "Copying to the second store what it lacks",
+                self.secondary_syncs.clone(),
+            );
+            r.register(
                 "etcdbr_snapshotter_failure",
-                "Failures of backups by reason",
+                "Failures of backups by reason; only grows",
                 self.failures.clone(),
             );
             r.register(
                 "etcdbr_snapshot_gc",
-                "Old backups that were deleted, or should have been",
+                "Old backups that were deleted, or should have been; `kind` also `Chunk`: pieces of uploads",
                 self.collected.clone(),
             );
         });
@@ -229,11 +243,7 @@ impl Metrics {
     fn register_member(&self, registry: &Registry) {
         registry.register(|r| {
             let mut add = |name: &str, help: &str, gauge: &Gauge| r.register(name, help, gauge.clone());
-            add(
-                "etcdbr_cluster_size",
-                "Number of wanted members",
-                &self.cluster_size,
-            );
+            add("etcdbr_cluster_size", "Wanted members", &self.cluster_size);
             add(
                 "etcdbr_is_learner",
                 "1 while the member is a learner",
@@ -254,22 +264,22 @@ impl Metrics {
             };
             add(
                 "etcdbr_validation_duration_seconds",
-                "Duration of checks of the data directory",
+                "Checks of the data directory",
                 &self.validations,
             );
             add(
                 "etcdbr_add_learner_duration_seconds",
-                "Duration of calls that add this member as a learner",
+                "Calls that add this member as a learner",
                 &self.added,
             );
             add(
                 "etcdbr_member_promote_duration_seconds",
-                "Duration of calls that make this member a voter",
+                "Calls that make this member a voter",
                 &self.promoted,
             );
             add(
                 "etcdbr_member_remove_duration_seconds",
-                "Duration of calls that remove this member's lost predecessor",
+                "Calls that remove this member's lost predecessor",
                 &self.removed,
             );
             r.register(
@@ -279,12 +289,12 @@ impl Metrics {
             );
             r.register(
                 "etcdbr_restoration_duration_seconds",
-                "Duration of restorations of the data directory from the backups",
+                "Restorations from the backups; `restore` is `single_node`",
                 self.restorations.clone(),
             );
             r.register(
                 "etcdbr_defragmentation_duration_seconds",
-                "Duration of defragmentations by the client URL of the member",
+                "Defragmentations that this steward has led; `endpoint` is the member's client URL",
                 self.defragmentations.clone(),
             );
             r.register_collector(Box::new(network::Traffic));
@@ -349,6 +359,19 @@ impl Metrics {
         self.verifications
             .get_or_create(&label)
             .observe(took.as_secs_f64());
+    }
+
+    /// The second store has what the first one has, or couldn't be brought there.
+    pub fn secondary_synced(&self, done: bool, took: Duration) {
+        let label = Outcome {
+            succeeded: succeeded(done),
+        };
+        self.secondary_syncs
+            .get_or_create(&label)
+            .observe(took.as_secs_f64());
+        if done {
+            self.secondary_synced.set(Timestamp::now().as_second());
+        }
     }
 
     /// Whether the newest chain is known to be whole.
@@ -462,9 +485,12 @@ mod tests {
         metrics.restored(true, second);
         metrics.defragmented("http://a:1", true, second);
         metrics.uncovered(1, None);
+        metrics.verified(Kind::Full, true, second);
+        metrics.secondary_synced(true, second);
         for step in [Step::AddLearner, Step::Promote, Step::Remove] {
             metrics.stepped(step, true, second);
         }
+        operator::metrics::reference::check("the steward", &registry);
         let text = registry.encode().unwrap();
         for line in [
             "etcdbr_snapshot_gc_total{kind=\"Full\",succeeded=\"true\"} 2",

@@ -2,14 +2,14 @@
 
 mod parts;
 
-use std::{os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
+use std::{os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use api::{
     duration::GoDuration,
     schedule::Schedule,
     steward::{ClusterMember, StewardConfig, etcd_file},
-    v1alpha1::{EtcdConfig, EtcdMemberStatus},
+    v1alpha1::{EtcdConfig, EtcdMemberStatus, StoreSpec},
 };
 use futures::FutureExt as _;
 use operator::{
@@ -18,7 +18,7 @@ use operator::{
     server::{self as health, Readiness},
     telemetry,
 };
-use snapstore::{SnapStore, StoreConfig};
+use snapstore::{Role, SnapStore, StoreConfig};
 use steward_proto::v1::bootstrap_service_server::BootstrapServiceServer;
 use tokio::{
     net::UnixListener,
@@ -32,7 +32,7 @@ use tracing::{info, warn};
 
 use self::parts::Parts;
 use crate::{
-    backup::{Backups, Owner, Settings},
+    backup::{Backups, Owner, Secondary, Settings},
     bootstrap::{Bootstrap, config as etcd_config, evidence::Scene, session::Sessions},
     config::{self, Args},
     etcd::{Connector, host_port},
@@ -106,7 +106,7 @@ impl Steward {
         health::serve(
             &address,
             Readiness::default(),
-            registry,
+            registry.clone(),
             self.parts.shutdown.clone(),
         )
         .await?;
@@ -120,7 +120,7 @@ impl Steward {
         };
         let store = self.store()?;
         let sessions = self.look_after_member(&shared, store.clone())?;
-        let api = self.look_after_cluster(shared, store)?;
+        let api = self.look_after_cluster(shared, store, registry)?;
         self.serve_launcher(sessions)?;
         self.serve_api(api);
         Ok(())
@@ -264,7 +264,12 @@ impl Steward {
     }
 
     /// Starts what is done for the whole cluster while its leader is beside us.
-    fn look_after_cluster(&self, shared: Shared, store: Option<Arc<dyn SnapStore>>) -> anyhow::Result<Api> {
+    fn look_after_cluster(
+        &self,
+        shared: Shared,
+        store: Option<Arc<dyn SnapStore>>,
+        registry: Registry,
+    ) -> anyhow::Result<Api> {
         let backups = match store {
             Some(store) => Some(self.own_backups(store, &shared)?),
             None => None,
@@ -288,6 +293,8 @@ impl Steward {
             backups,
             maintenance,
             operations,
+            running_config: self.running_config(),
+            registry,
         })
     }
 
@@ -336,28 +343,33 @@ impl Steward {
             auth: Some(self.args.steward_tls.clone()),
             local_name: api::names::local_host(&cluster.name),
             local_url: format!("{scheme}://127.0.0.1:{port}"),
-            running: Some(self.args.run_folder().join(etcd_config::RUNNING)),
+            running: Some(self.running_config()),
         })
     }
 
+    /// Where the launcher keeps what it started etcd with.
+    fn running_config(&self) -> PathBuf {
+        self.args.run_folder().join(etcd_config::RUNNING)
+    }
+
     fn store(&self) -> anyhow::Result<Option<Arc<dyn SnapStore>>> {
-        let Some(spec) = &self.config.backup.store else {
-            return Ok(None);
-        };
-        let Some(provider) = spec.provider()? else {
-            return Ok(None);
-        };
-        let container = spec.container().unwrap_or_default();
-        let mut config = StoreConfig::new(provider.as_str().parse()?, container, spec.prefix.clone());
-        config.endpoint.clone_from(&spec.endpoint_override);
-        config.allow_http = spec.is_plain_http();
-        if config.allow_http {
-            warn!(
-                endpoint = config.endpoint,
-                "backups travel unencrypted: the store's endpoint is plain http"
-            );
+        match &self.config.backup.store {
+            Some(spec) => open_store(spec, Role::Primary),
+            None => Ok(None),
         }
-        Ok(Some(config.open()?))
+    }
+
+    fn secondary(&self) -> anyhow::Result<Option<Secondary>> {
+        let Some(spec) = &self.config.backup.secondary else {
+            return Ok(None);
+        };
+        let store = open_store(&spec.store, Role::Secondary).context("spec.backup.secondary.store")?;
+        let period = self
+            .config
+            .backup
+            .secondary_sync_period()
+            .context("spec.backup.secondary.syncPeriod")?;
+        Ok(store.map(|store| Secondary { store, period }))
     }
 
     fn publish(&self, kubernetes: &Kubernetes, status: &Status, monitor: &Monitor) -> anyhow::Result<()> {
@@ -382,6 +394,7 @@ impl Steward {
         let shared = shared.clone();
         let (owner, backups) = Owner::new(
             store,
+            self.secondary()?,
             settings,
             shared.connector,
             shared.status,
@@ -424,7 +437,7 @@ impl Steward {
         Ok(Maintenance::new(
             shared.connector.clone(),
             deadline.context("spec.etcd.etcdDefragTimeout")?,
-            self.args.run_folder().join(etcd_config::RUNNING),
+            self.running_config(),
             shared.metrics.clone(),
         ))
     }
@@ -459,6 +472,24 @@ impl Steward {
                 .with_context(|| format!("serve on {address}"))
         });
     }
+}
+
+fn open_store(spec: &StoreSpec, role: Role) -> anyhow::Result<Option<Arc<dyn SnapStore>>> {
+    let Some(provider) = spec.provider()? else {
+        return Ok(None);
+    };
+    let container = spec.container().unwrap_or_default();
+    let mut config = StoreConfig::new(provider.as_str().parse()?, container, spec.prefix.clone());
+    config.role = role;
+    config.endpoint.clone_from(&spec.endpoint_override);
+    config.allow_http = spec.is_plain_http();
+    if config.allow_http {
+        warn!(
+            endpoint = config.endpoint,
+            "backups travel unencrypted: the store's endpoint is plain http"
+        );
+    }
+    Ok(Some(config.open()?))
 }
 
 /// Ends the steward on a signal, and when its configuration changes: it is started anew, and etcd goes on meanwhile.

@@ -1,23 +1,50 @@
-//! Metrics that every controller has. Names and label values are API: they are listed in docs/reference/metrics.md.
+//! The registry of a process, and the metrics that every controller has. Names and label values are API: they are listed in
+//! docs/reference/metrics.md.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use prometheus_client::{
+    collector::Collector,
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
-    registry::Registry,
+    registry::{Metric, Registry},
 };
+
+pub mod reference;
 
 /// Seconds that a reconcile may take.
 const RECONCILE_BUCKETS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
 
-/// The process's registry; a controller adds its own metrics through [`Metrics::register`].
+/// The process's registry, to which its parts add their metrics through [`Metrics::register`].
 #[derive(Debug, Clone)]
 pub struct Metrics {
-    registry: Arc<Mutex<Registry>>,
+    registered: Arc<Mutex<Registered>>,
     reconciles: Family<Outcome, Counter>,
     durations: Family<Controller, Histogram, fn() -> Histogram>,
     leader: Gauge,
+}
+
+#[derive(Debug, Default)]
+struct Registered {
+    registry: Registry,
+    names: Vec<String>,
+}
+
+/// Takes metrics into the registry, and remembers which there are.
+#[derive(Debug)]
+pub struct Registrar<'a>(&'a mut Registered);
+
+impl Registrar<'_> {
+    /// Adds a metric. The help text is also what the reference tells of it.
+    pub fn register(&mut self, name: &str, help: &str, metric: impl Metric) {
+        self.0.names.push(name.to_owned());
+        self.0.registry.register(name, help, metric);
+    }
+
+    /// Adds metrics that are read at each scrape.
+    pub fn register_collector(&mut self, collector: Box<dyn Collector>) {
+        self.0.registry.register_collector(collector);
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -32,22 +59,30 @@ struct Controller {
 }
 
 impl Default for Metrics {
+    /// A registry without metrics.
     fn default() -> Self {
-        let metrics = Self {
-            registry: Arc::default(),
+        Self {
+            registered: Arc::default(),
             reconciles: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(RECONCILE_BUCKETS)),
             leader: Gauge::default(),
-        };
+        }
+    }
+}
+
+impl Metrics {
+    /// With what every controller measures.
+    pub fn of_controller() -> Self {
+        let metrics = Self::default();
         metrics.register(|registry| {
             registry.register(
                 "etcddruid_reconciles",
-                "Reconciles by outcome: \"ok\" or the CamelCase reason of the error",
+                "Reconciles by outcome: `ok`, or the reason of the error",
                 metrics.reconciles.clone(),
             );
             registry.register(
                 "etcddruid_reconcile_duration_seconds",
-                "Duration of reconciles in seconds",
+                "Duration of reconciles",
                 metrics.durations.clone(),
             );
             registry.register(
@@ -58,15 +93,14 @@ impl Default for Metrics {
         });
         metrics
     }
-}
 
-impl Metrics {
     /// Adds metrics to the registry.
-    pub fn register(&self, add: impl FnOnce(&mut Registry)) {
-        add(&mut self
-            .registry
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner));
+    pub fn register(&self, add: impl FnOnce(&mut Registrar<'_>)) {
+        add(&mut Registrar(&mut self.registered()));
+    }
+
+    fn registered(&self) -> MutexGuard<'_, Registered> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes the end of a reconcile.
@@ -87,11 +121,19 @@ impl Metrics {
     /// All metrics in OpenMetrics text.
     pub fn encode(&self) -> Result<String, std::fmt::Error> {
         let mut text = String::new();
-        let registry = self
-            .registry
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        prometheus_client::encoding::text::encode(&mut text, &registry)?;
+        prometheus_client::encoding::text::encode(&mut text, &self.registered().registry)?;
         Ok(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn docs_tell_of_every_metric() {
+        let metrics = Metrics::of_controller();
+        metrics.reconciled("etcd", "ok", 1.0);
+        reference::check("all controllers", &metrics);
     }
 }

@@ -120,7 +120,7 @@ where
     let context = Context {
         applier: Applier::new(client.clone(), component),
         events: Events::new(client.clone(), component, &instance),
-        metrics: Metrics::default(),
+        metrics: Metrics::of_controller(),
         readiness: Readiness::default(),
         shutdown: shutdown.clone(),
         namespace: own_namespace(&bare),

@@ -113,8 +113,13 @@ async fn ready(State(shared): State<Shared>) -> Response {
 }
 
 async fn scrape(State(shared): State<Shared>) -> Response {
+    metrics(&shared.metrics)
+}
+
+/// The answer to a scrape.
+pub fn metrics(metrics: &Metrics) -> Response {
     const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    match shared.metrics.encode() {
+    match metrics.encode() {
         Ok(text) => ([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }

@@ -17,6 +17,8 @@ const CREDENTIALS_MODE: i32 = 0o640;
 pub enum Role {
     /// Where snapshots go, or where a copy goes.
     Primary,
+    /// Where a second copy of the snapshots is kept.
+    Secondary,
     /// Where a copy comes from.
     Source,
 }
@@ -30,8 +32,25 @@ pub struct Access {
     pub mounts: Vec<VolumeMount>,
     /// Environment of the container.
     pub env: Vec<EnvVar>,
-    /// The folder of a Local store, which starts out owned by root.
-    pub local_folder: Option<String>,
+    /// The folders of Local stores, which start out owned by root.
+    pub local_folders: Vec<String>,
+}
+
+impl Access {
+    /// To both stores.
+    #[must_use]
+    pub fn and(mut self, other: Self) -> Self {
+        self.volumes.extend(other.volumes);
+        self.mounts.extend(other.mounts);
+        self.local_folders.extend(other.local_folders);
+        for variable in other.env {
+            // Two Local stores have one home.
+            if !self.env.iter().any(|known| known.name == variable.name) {
+                self.env.push(variable);
+            }
+        }
+        self
+    }
 }
 
 /// Access to a store; empty when none is configured. `host_path` is what the Secret of a Local store says.
@@ -101,6 +120,7 @@ pub fn access(
 fn local(access: &mut Access, role: Role, container: &str, host_path: Option<&str>) {
     let name = match role {
         Role::Primary => "local-backup",
+        Role::Secondary => "secondary-local-backup",
         Role::Source => "source-local-backup",
     };
     let folder = format!("{HOME}/{container}");
@@ -121,7 +141,7 @@ fn local(access: &mut Access, role: Role, container: &str, host_path: Option<&st
         value: Some(HOME.to_owned()),
         ..EnvVar::default()
     });
-    access.local_folder = Some(folder);
+    access.local_folders.push(folder);
 }
 
 /// A Secret as files, and the variable that says where. Without a Secret the provider's own identity is used.
@@ -130,6 +150,8 @@ fn credentials(access: &mut Access, role: Role, secret: Option<&str>, variable: 
     let (volume, folder) = match (role, file) {
         (Role::Primary, None) => ("etcd-backup-secret", "/var/etcd-backup"),
         (Role::Primary, Some(_)) => ("etcd-backup-secret", "/var/.gcp"),
+        (Role::Secondary, None) => ("secondary-etcd-backup-secret", "/var/secondary-etcd-backup"),
+        (Role::Secondary, Some(_)) => ("secondary-etcd-backup-secret", "/var/.secondary-gcp"),
         (Role::Source, None) => ("source-etcd-backup-secret", "/var/source-etcd-backup"),
         (Role::Source, Some(_)) => ("source-etcd-backup-secret", "/var/.source-gcp"),
     };
@@ -173,6 +195,7 @@ fn of_secret(role: Role, name: &str, secret: &str, key: &str) -> EnvVar {
 fn prefixed(role: Role, name: &str) -> String {
     match role {
         Role::Primary => name.to_owned(),
+        Role::Secondary => format!("SECONDARY_{name}"),
         Role::Source => format!("SOURCE_{name}"),
     }
 }
@@ -233,10 +256,35 @@ mod tests {
         let local = access(&store("Local", None), Role::Primary, Some("/data/")).unwrap();
         let path = &local.volumes[0].host_path.as_ref().unwrap().path;
         assert_eq!(
-            (path.as_str(), local.local_folder.as_deref()),
-            ("/data/bkp", Some("/home/nonroot/bkp"))
+            (path.as_str(), local.local_folders.as_slice()),
+            ("/data/bkp", ["/home/nonroot/bkp".to_owned()].as_slice())
         );
         assert!(access(&store("tape", None), Role::Primary, None).is_err());
+    }
+
+    /// Both with their own credentials, whatever they are.
+    #[test]
+    fn two_stores_dont_get_in_each_others_way() {
+        let one = access(&store("Local", None), Role::Primary, Some("/data")).unwrap();
+        let both = one.and(access(&store("S3", Some("keys")), Role::Secondary, None).unwrap());
+        assert_eq!((both.volumes.len(), both.local_folders.len()), (2, 1));
+        let env = env(&both);
+        for (name, value) in [
+            ("STORAGE_CONTAINER", "bkp"),
+            ("SECONDARY_STORAGE_CONTAINER", "bkp"),
+            (
+                "SECONDARY_AWS_APPLICATION_CREDENTIALS",
+                "/var/secondary-etcd-backup",
+            ),
+        ] {
+            assert!(env.contains(&(name.into(), value.into())), "{name} in {env:?}");
+        }
+        let mut other = store("Local", None);
+        other.container = Some("other".to_owned());
+        let local = || access(&store("Local", None), Role::Primary, None).unwrap();
+        let two = local().and(access(&other, Role::Secondary, None).unwrap());
+        let homes = two.env.iter().filter(|variable| variable.name == "HOME").count();
+        assert_eq!((two.local_folders.len(), homes), (2, 1));
     }
 
     /// What is mounted, and what the steward looks for, are one folder, and that of etcd-druid.

@@ -39,12 +39,12 @@ impl TaskMetrics {
         metrics.register(|registry| {
             registry.register(
                 "etcddruid_operator_tasks",
-                "Tasks that have ended, by state: succeeded, failed, rejected or cancelled",
+                "Tasks that have ended",
                 own.ended.clone(),
             );
             registry.register(
                 "etcddruid_operator_task_duration_seconds",
-                "Seconds from the begin of a task's work to its end",
+                "From the begin of a task's work to its end; rejected tasks have none",
                 own.durations.clone(),
             );
         });
@@ -72,5 +72,26 @@ impl TaskMetrics {
             let seconds = now.duration_since(started.0).as_secs_f64();
             self.durations.get_or_create(&labels).observe(seconds.max(0.0));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn docs_tell_of_every_metric() {
+        let metrics = Metrics::default();
+        let task = json!({
+            "apiVersion": "druid.gardener.cloud/v1alpha1", "kind": "EtcdOpsTask",
+            "metadata": {"name": "a", "namespace": "ns"},
+            "spec": {"etcdName": "t1", "config": {"onDemandSnapshot": {"type": "full"}}},
+            "status": {"startedAt": "1970-01-01T00:00:00Z"},
+        });
+        let task: EtcdOpsTask = serde_json::from_value(task).unwrap();
+        TaskMetrics::new(&metrics).ended(&task, Some(&TaskState::Succeeded), Timestamp::UNIX_EPOCH);
+        operator::metrics::reference::check("the opstask-controller", &metrics);
     }
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use api::v1alpha1::{Etcd, EtcdMember, MemberStatus};
 use k8s_openapi::api::{apps::v1::StatefulSet, coordination::v1::Lease, core::v1::Pod};
 use operator::reconcile::Guarded;
-use rstest::rstest;
 use serde_json::{Value, json};
 
 use super::*;
@@ -160,33 +159,36 @@ const GONE: &str = "/pod";
 const SILENT: &str = "/lease/spec/renewTime";
 
 /// Unknown members may make the difference, but never count as serving.
-#[rstest]
-#[case(1, 0, 0, ("True", "Quorate"))]
-#[case(1, 1, 0, ("False", "QuorumLost"))]
-#[case(1, 0, 1, ("Unknown", "MemberStatusStale"))]
-#[case(3, 0, 0, ("True", "Quorate"))]
-#[case(3, 1, 0, ("True", "Quorate"))]
-#[case(3, 0, 1, ("True", "Quorate"))]
-#[case(3, 1, 1, ("Unknown", "MemberStatusStale"))]
-#[case(3, 2, 0, ("False", "QuorumLost"))]
-#[case(3, 2, 1, ("False", "QuorumLost"))]
-#[case(3, 0, 3, ("Unknown", "MemberStatusStale"))]
-#[case(5, 2, 0, ("True", "Quorate"))]
-#[case(5, 2, 1, ("Unknown", "MemberStatusStale"))]
-#[case(5, 3, 0, ("False", "QuorumLost"))]
-#[case(5, 3, 2, ("False", "QuorumLost"))]
-fn quorum(#[case] replicas: i32, #[case] gone: usize, #[case] silent: usize, #[case] want: (&str, &str)) {
-    let mut scene = Scene::new(replicas);
-    for ordinal in 0..gone {
-        scene = scene.set(ordinal, GONE, Value::Null);
+#[test]
+fn quorum() {
+    for (replicas, gone, silent, want) in [
+        (1, 0, 0, ("True", "Quorate")),
+        (1, 1, 0, ("False", "QuorumLost")),
+        (1, 0, 1, ("Unknown", "MemberStatusStale")),
+        (3, 0, 0, ("True", "Quorate")),
+        (3, 1, 0, ("True", "Quorate")),
+        (3, 0, 1, ("True", "Quorate")),
+        (3, 1, 1, ("Unknown", "MemberStatusStale")),
+        (3, 2, 0, ("False", "QuorumLost")),
+        (3, 2, 1, ("False", "QuorumLost")),
+        (3, 0, 3, ("Unknown", "MemberStatusStale")),
+        (5, 2, 0, ("True", "Quorate")),
+        (5, 2, 1, ("Unknown", "MemberStatusStale")),
+        (5, 3, 0, ("False", "QuorumLost")),
+        (5, 3, 2, ("False", "QuorumLost")),
+    ] {
+        let mut scene = Scene::new(replicas);
+        for ordinal in 0..gone {
+            scene = scene.set(ordinal, GONE, Value::Null);
+        }
+        for ordinal in gone..gone + silent {
+            scene = scene.set(ordinal, SILENT, json!(ago(100)));
+        }
+        let status = scene.status();
+        is(&status, ready::TYPE, want);
+        let serve = usize::try_from(replicas).unwrap() - gone - silent;
+        assert_eq!(status.members_ready, Some(format!("{serve}/{replicas}")));
     }
-    for ordinal in gone..gone + silent {
-        scene = scene.set(ordinal, SILENT, json!(ago(100)));
-    }
-    let status = scene.status();
-    is(&status, ready::TYPE, want);
-    let serve = usize::try_from(replicas).unwrap() - gone - silent;
-    assert_eq!(status.members_ready, Some(format!("{serve}/{replicas}")));
 }
 
 /// A member that is to join as a learner must not make a serving cluster look as if it had lost its quorum.
@@ -209,30 +211,64 @@ fn learners_leave_the_quorum_as_it_is() {
     assert_eq!(status.reason.as_deref(), Some("NotAllMembersReady"));
 }
 
-#[rstest]
-#[case::serves(SERVES, json!(null), MemberStatus::Ready, "Serving")]
-#[case::pod_gone(GONE, json!(null), MemberStatus::NotReady, "PodMissing")]
-#[case::pod_going("/pod/metadata/deletionTimestamp", json!(ago(1)), MemberStatus::NotReady, "PodTerminating")]
-#[case::pod_not_ready("/pod/status", json!({}), MemberStatus::NotReady, "ContainersNotReady")]
-#[case::says_no("/record/status/conditions", json!([{"type": "Ready", "status": "False", "reason": "NoLeader"}]), MemberStatus::NotReady, "NoLeader")]
-#[case::says_nothing("/record/status", json!({}), MemberStatus::NotReady, "NotReported")]
-#[case::waits("/record/status/conditions", json!([{"type": "Initialized", "status": "False", "reason": "StoreUnreachable"}]), MemberStatus::NotReady, "StoreUnreachable")]
-#[case::unreadable("/record/status/id", json!(7), MemberStatus::Unknown, "EtcdMemberUnreadable")]
-#[case::no_beat("/lease/spec", json!({}), MemberStatus::Unknown, "NoHeartbeat")]
-#[case::no_lease("/lease", json!(null), MemberStatus::Unknown, "NoHeartbeat")]
-#[case::late(SILENT, json!(ago(60)), MemberStatus::Unknown, "LeaseExpired")]
-#[case::dead(SILENT, json!(ago(360)), MemberStatus::NotReady, "UnknownGracePeriodExceeded")]
-#[case::only_lease("/record", json!(null), MemberStatus::Ready, "LeaseSucceeded")]
-fn member(#[case] path: &str, #[case] value: Value, #[case] want: MemberStatus, #[case] reason: &str) {
-    let mut scene = Scene::new(1);
-    if !path.is_empty() {
-        scene = scene.set(0, path, value);
+#[test]
+fn member() {
+    for (path, value, want, reason) in [
+        (SERVES, json!(null), MemberStatus::Ready, "Serving"),
+        (GONE, json!(null), MemberStatus::NotReady, "PodMissing"),
+        (
+            "/pod/metadata/deletionTimestamp",
+            json!(ago(1)),
+            MemberStatus::NotReady,
+            "PodTerminating",
+        ),
+        (
+            "/pod/status",
+            json!({}),
+            MemberStatus::NotReady,
+            "ContainersNotReady",
+        ),
+        (
+            "/record/status/conditions",
+            json!([{"type": "Ready", "status": "False", "reason": "NoLeader"}]),
+            MemberStatus::NotReady,
+            "NoLeader",
+        ),
+        ("/record/status", json!({}), MemberStatus::NotReady, "NotReported"),
+        (
+            "/record/status/conditions",
+            json!([{"type": "Initialized", "status": "False", "reason": "StoreUnreachable"}]),
+            MemberStatus::NotReady,
+            "StoreUnreachable",
+        ),
+        (
+            "/record/status/id",
+            json!(7),
+            MemberStatus::Unknown,
+            "EtcdMemberUnreadable",
+        ),
+        ("/lease/spec", json!({}), MemberStatus::Unknown, "NoHeartbeat"),
+        ("/lease", json!(null), MemberStatus::Unknown, "NoHeartbeat"),
+        (SILENT, json!(ago(60)), MemberStatus::Unknown, "LeaseExpired"),
+        (
+            SILENT,
+            json!(ago(360)),
+            MemberStatus::NotReady,
+            "UnknownGracePeriodExceeded",
+        ),
+        ("/record", json!(null), MemberStatus::Ready, "LeaseSucceeded"),
+    ] {
+        let mut scene = Scene::new(1);
+        if !path.is_empty() {
+            scene = scene.set(0, path, value);
+        }
+        let status = scene.status();
+        assert_eq!(
+            (&status.members[0].status, status.members[0].reason.as_str()),
+            (&want, reason),
+            "{path}"
+        );
     }
-    let status = scene.status();
-    assert_eq!(
-        (&status.members[0].status, status.members[0].reason.as_str()),
-        (&want, reason)
-    );
 }
 
 /// The heartbeats trigger nothing, so the clock must: at the moment when the first one would be too old.
@@ -462,24 +498,52 @@ fn backups_are_ready_once_a_full_is_stored() {
     assert_eq!(status.last_backup_time.map(|time| time.0), Some(in_secs(-30)));
 }
 
-#[rstest]
-// The hourly full of 11:00 may take 15 minutes.
-#[case::full_in_time(44 * 60, "/record/status/snapshots/x", json!(0), ("True", "BackupSucceeded"))]
-#[case::full_late(45 * 60, "/record/status/snapshots/x", json!(0), ("False", "BackupOverdue"))]
-#[case::deltas_late(13 * 60, "/record/status/snapshots/coveredUntil", json!(ago(0)), ("False", "BackupOverdue"))]
-#[case::not_covered_yet(0, "/record/status/snapshots/coveredUntil", json!(null), ("Unknown", "BackupPending"))]
-#[case::nothing_yet(0, "/record/status/snapshots", json!({}), ("Unknown", "BackupPending"))]
-fn backups_by_time(#[case] later: i64, #[case] path: &str, #[case] value: Value, #[case] want: (&str, &str)) {
-    let mut scene = with_backup(Scene::new(1)).set(0, path, value);
-    let at = in_secs(later);
-    if path.ends_with('x') {
-        // Deltas are current all along.
-        let covered = json!(at.to_string());
-        scene = scene.set(0, "/record/status/snapshots/coveredUntil", covered);
+#[test]
+fn backups_by_time() {
+    for (later, path, value, want) in [
+        // The hourly full of 11:00 may take 15 minutes.
+        (
+            44 * 60,
+            "/record/status/snapshots/x",
+            json!(0),
+            ("True", "BackupSucceeded"),
+        ),
+        (
+            45 * 60,
+            "/record/status/snapshots/x",
+            json!(0),
+            ("False", "BackupOverdue"),
+        ),
+        (
+            13 * 60,
+            "/record/status/snapshots/coveredUntil",
+            json!(ago(0)),
+            ("False", "BackupOverdue"),
+        ),
+        (
+            0,
+            "/record/status/snapshots/coveredUntil",
+            json!(null),
+            ("Unknown", "BackupPending"),
+        ),
+        (
+            0,
+            "/record/status/snapshots",
+            json!({}),
+            ("Unknown", "BackupPending"),
+        ),
+    ] {
+        let mut scene = with_backup(Scene::new(1)).set(0, path, value);
+        let at = in_secs(later);
+        if path.ends_with('x') {
+            // Deltas are current all along.
+            let covered = json!(at.to_string());
+            scene = scene.set(0, "/record/status/snapshots/coveredUntil", covered);
+        }
+        scene = scene.set(0, SILENT, json!(format!("{at:.6}")));
+        let status = scene.report(&EtcdStatus::default(), at).status;
+        is(&status, backup_ready::TYPE, want);
     }
-    scene = scene.set(0, SILENT, json!(format!("{at:.6}")));
-    let status = scene.report(&EtcdStatus::default(), at).status;
-    is(&status, backup_ready::TYPE, want);
 }
 
 /// Pending ends by itself: it is overdue when the first full has had its time.

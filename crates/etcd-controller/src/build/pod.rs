@@ -64,15 +64,17 @@ fn install(cluster: &Cluster) -> Container {
     }
 }
 
-/// A folder of the node belongs to root when it is made. Only for stores of provider Local.
+/// Folders of the node belong to root when they are made. Only for stores of provider Local.
 fn own_local_store(cluster: &Cluster) -> Option<Container> {
-    let folder = cluster
-        .store
-        .local_folder
-        .clone()
-        .filter(|_| !cluster.etcd.spec.runs_as_root())?;
+    let folders = &cluster.store.local_folders;
+    if folders.is_empty() || cluster.etcd.spec.runs_as_root() {
+        return None;
+    }
+    let mut args = vec!["own".to_owned()];
+    args.extend(folders.iter().cloned());
+    args.push(format!("--user={USER}"));
     Some(Container {
-        args: Some(vec!["own".to_owned(), folder, format!("--user={USER}")]),
+        args: Some(args),
         volume_mounts: Some(cluster.store.mounts.clone()),
         security_context: Some(SecurityContext {
             run_as_user: Some(0),

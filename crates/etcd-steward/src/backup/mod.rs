@@ -5,6 +5,7 @@ mod fence;
 pub(crate) mod full;
 pub mod owner;
 mod retention;
+mod secondary;
 mod settings;
 mod snapshotter;
 mod verification;
@@ -18,6 +19,7 @@ use tokio::sync::{oneshot, watch};
 
 pub use fence::revision;
 pub use owner::Owner;
+pub use secondary::Secondary;
 pub use settings::{Settings, SettingsError};
 
 use crate::etcd::EtcdError;

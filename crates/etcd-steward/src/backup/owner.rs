@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::{
-    BackupError, Backups, Known, Order, Settings, retention,
+    BackupError, Backups, Known, Order, Secondary, Settings, retention, secondary,
     snapshotter::Snapshotter,
     verification::{self, Proven},
 };
@@ -29,13 +29,19 @@ const LAST_RETRY: Duration = Duration::from_mins(2);
 const STEADY: Duration = Duration::from_mins(5);
 
 /// Conditions that only the owner's member has.
-const CONDITIONS: [&str; 2] = [condition::BACKUP_READY, condition::BACKUP_VERIFIED];
+const CONDITIONS: [&str; 3] = [
+    condition::BACKUP_READY,
+    condition::BACKUP_VERIFIED,
+    condition::SECONDARY_BACKUP_READY,
+];
 
 /// Everything that taking backups needs.
 #[derive(Debug, Clone)]
 pub struct Owner {
     /// Where to.
     pub store: Arc<dyn SnapStore>,
+    /// Where a copy of that is kept.
+    pub secondary: Option<Secondary>,
     /// How.
     pub settings: Settings,
     /// From where.
@@ -56,6 +62,7 @@ impl Owner {
     /// An owner to be, and the API's way to it.
     pub fn new(
         store: Arc<dyn SnapStore>,
+        secondary: Option<Secondary>,
         settings: Settings,
         connector: Connector,
         status: Status,
@@ -74,6 +81,7 @@ impl Owner {
         (
             Self {
                 store,
+                secondary,
                 settings,
                 connector,
                 status,
@@ -176,6 +184,7 @@ impl Owner {
             },
             never = retention::run(self, &fence) => match never {},
             never = verification::run(self) => match never {},
+            never = secondary::run(self, &fence) => match never {},
         }
     }
 

@@ -29,16 +29,12 @@ pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
     let mut told = Told::default();
     loop {
         sleep(period.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;
-        let store = Fenced {
-            store: owner.store.as_ref(),
-            fence,
-            lost: AtomicBool::new(false),
-        };
+        let store = Fenced::new(owner.store.as_ref(), fence);
         let proven = owner.proven.names();
         let is_proven = |full: &StoredSnapshot| proven.contains(&full.name);
         let collected = collect(&store, &owner.settings.retention, is_proven, Timestamp::now()).await;
         // The new owner has taken over, and this term is about to end.
-        if store.lost.into_inner() {
+        if store.is_lost() {
             continue;
         }
         if let Ok(collected) = &collected {
@@ -112,13 +108,26 @@ impl Told {
 
 /// The store in the hands of an owner whose term may end at any time: the fence is asked before each deletion.
 #[derive(Debug)]
-struct Fenced<'a> {
+pub(super) struct Fenced<'a> {
     store: &'a dyn SnapStore,
     fence: &'a Fence,
     lost: AtomicBool,
 }
 
-impl Fenced<'_> {
+impl<'a> Fenced<'a> {
+    pub(super) fn new(store: &'a dyn SnapStore, fence: &'a Fence) -> Self {
+        Self {
+            store,
+            fence,
+            lost: AtomicBool::new(false),
+        }
+    }
+
+    /// Whether the term has ended.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
     async fn check(&self, action: &str) -> Result<(), Error> {
         let withdrawn = |why: String| Err(Error::new(Class::SourceFailed, action, why));
         if self.lost.load(Ordering::Relaxed) {

@@ -23,7 +23,7 @@ pub struct Args {
     #[command(flatten)]
     pub(super) output: Output,
     /// Which full snapshots are kept.
-    #[arg(long, value_enum, default_value_t = PolicyName::Exponential)]
+    #[arg(long, value_enum, default_value_t = PolicyName::LimitBased)]
     garbage_collection_policy: PolicyName,
     /// How many full snapshots LimitBased keeps.
     #[arg(long, value_name = "N", default_value_t = 7)]

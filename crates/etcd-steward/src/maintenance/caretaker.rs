@@ -125,7 +125,7 @@ impl Caretaker {
     async fn pass(&self, why: &str, worth: Threshold) -> Result<(), ()> {
         info!(why, "defragmenting the members that are worth it");
         let maintenance = self.maintenance.clone();
-        let operation = self.operations.start("Defragment", "", |run| async move {
+        let operation = self.operations.start_own("Defragment", |run| async move {
             let result = maintenance.defragment(worth, &run).await;
             result
                 .map(operation::Result::Defragment)
@@ -177,7 +177,7 @@ impl Caretaker {
             .filter(|known| known.owner)
             .map_or(0, |known| known.covered);
         let (sender, room) = tokio::sync::oneshot::channel();
-        let operation = self.operations.start("MakeRoom", "", |run| async move {
+        let operation = self.operations.start_own("MakeRoom", |run| async move {
             let room = maintenance.make_room(&raised, revision, &run).await;
             let room = room.map_err(|error| Failure::from(&error))?;
             let _ = sender.send(room);

@@ -23,12 +23,12 @@ impl Collector for Traffic {
         let metrics = [
             (
                 "etcdbr_network_received_bytes",
-                "Bytes that the pod has received",
+                "Bytes that the whole pod has received; only grows",
                 received,
             ),
             (
                 "etcdbr_network_transmitted_bytes",
-                "Bytes that the pod has sent",
+                "Bytes that the whole pod has sent; only grows",
                 sent,
             ),
         ];

@@ -4,7 +4,10 @@ use snapstore::{Kind, StoredSnapshot};
 use steward_proto::v1::{Operation, Snapshot, SnapshotResult, SnapshotType, operation};
 use tokio::sync::watch;
 
-use super::{Api, operations::Failure};
+use super::{
+    Api,
+    operations::{Asked, Failure, KeyTaken},
+};
 use crate::maintenance::Threshold;
 
 /// An operation couldn't be begun.
@@ -42,17 +45,21 @@ impl Api {
         if backups.orders.borrow().is_none() {
             return Err(Refusal::NotOwner(self.owner_url().await));
         }
-        Ok(self
-            .operations
-            .start("CreateSnapshot", request_id, |_| async move {
-                match backups.take(kind, is_final).await {
-                    Ok(stored) => Ok(operation::Result::Snapshot(SnapshotResult {
-                        skipped: stored.is_none(),
-                        snapshot: stored.as_ref().map(snapshot),
-                    })),
-                    Err(error) => Err(Failure::from(&error)),
-                }
-            }))
+        let asked = Asked {
+            type_: "CreateSnapshot",
+            parameters: format!("{} {is_final}", kind.as_str()),
+            request_id,
+        };
+        let operation = self.operations.start(&asked, |_| async move {
+            match backups.take(kind, is_final).await {
+                Ok(stored) => Ok(operation::Result::Snapshot(SnapshotResult {
+                    skipped: stored.is_none(),
+                    snapshot: stored.as_ref().map(snapshot),
+                })),
+                Err(error) => Err(Failure::from(&error)),
+            }
+        });
+        Ok(operation?)
     }
 
     /// Starts to defragment all members.
@@ -73,12 +80,18 @@ impl Api {
             percent: 0,
         };
         let maintenance = self.maintenance.clone();
-        Ok(self.operations.start("Defragment", request_id, |run| async move {
+        let asked = Asked {
+            type_: "Defragment",
+            parameters: min_reclaimable.to_string(),
+            request_id,
+        };
+        let operation = self.operations.start(&asked, |run| async move {
             let result = maintenance.defragment(worth, &run).await;
             result
                 .map(operation::Result::Defragment)
                 .map_err(|error| Failure::from(&error))
-        }))
+        });
+        Ok(operation?)
     }
 
     /// Starts to compact the history.
@@ -92,12 +105,18 @@ impl Api {
             return Err(Refusal::Invalid("revision", format!("{revision} is negative")));
         }
         let maintenance = self.maintenance.clone();
-        Ok(self.operations.start("Compact", request_id, |_| async move {
+        let asked = Asked {
+            type_: "Compact",
+            parameters: revision.to_string(),
+            request_id,
+        };
+        let operation = self.operations.start(&asked, |_| async move {
             let result = maintenance.compact(revision).await;
             result
                 .map(operation::Result::Compact)
                 .map_err(|error| Failure::from(&error))
-        }))
+        });
+        Ok(operation?)
     }
 }
 
@@ -109,6 +128,15 @@ fn check_request_id(request_id: &str) -> Result<(), Refusal> {
         ));
     }
     Ok(())
+}
+
+impl From<KeyTaken> for Refusal {
+    fn from(KeyTaken(id): KeyTaken) -> Self {
+        Self::Invalid(
+            "requestId",
+            format!("operation {id} has this key, with other parameters"),
+        )
+    }
 }
 
 /// A stored snapshot as the API tells it.

@@ -23,14 +23,13 @@ use steward_proto::{
     },
 };
 use tokio::{sync::watch, time::Instant};
-use tokio_stream::wrappers::WatchStream;
 use tonic::{Code, Request, Response, Status, service::Routes};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::{
     Api,
     actions::{Refusal, snapshot},
-    operations::{is_done, wait},
+    operations::{states, wait},
 };
 use crate::etcd::EtcdError;
 
@@ -351,16 +350,11 @@ impl OperationsService for Api {
     ) -> Result<Response<Self::WatchOperationStream>, Status> {
         let id = request.into_inner().id;
         let operation = self.operations.get(&id).ok_or_else(|| unknown(&id))?;
-        let mut over = false;
-        let states = WatchStream::new(operation)
-            .take_while(move |operation| {
-                std::future::ready(!std::mem::replace(&mut over, is_done(operation)))
+        let states = states(operation).map(|operation| {
+            Ok(WatchOperationResponse {
+                operation: Some(operation),
             })
-            .map(|operation| {
-                Ok(WatchOperationResponse {
-                    operation: Some(operation),
-                })
-            });
+        });
         Ok(Response::new(Box::pin(states)))
     }
 

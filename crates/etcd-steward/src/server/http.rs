@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use axum::{
     Json, Router,
-    extract::{Path, Query, State},
+    body::HttpBody as _,
+    extract::{Path, Query, Request, State},
     http::{HeaderMap, StatusCode, Uri, header},
+    middleware::{self, Next},
     response::{IntoResponse as _, Response},
     routing::{get, post},
 };
@@ -35,6 +37,8 @@ pub(super) fn routes(api: Api) -> Router {
         .route("/maintenance/compact", post(compact))
         .route("/operations", get(operations))
         .route("/operations/{id}", get(operation_by_id).delete(cancel))
+        .route("/config", get(config))
+        .route("/metrics", get(metrics))
         .fallback(|| async {
             problem(
                 StatusCode::NOT_FOUND,
@@ -49,7 +53,20 @@ pub(super) fn routes(api: Api) -> Router {
                 "this path doesn't take that method",
             )
         })
+        .layer(middleware::from_fn(refuse_bodies))
         .with_state(api)
+}
+
+/// Parameters are in the query. Who sends them otherwise must hear of it, and not get an operation with the defaults.
+async fn refuse_bodies(request: Request, next: Next) -> Response {
+    if request.body().is_end_stream() {
+        return next.run(request).await;
+    }
+    problem(
+        StatusCode::UNSUPPORTED_MEDIA_TYPE,
+        "InvalidArgument",
+        "bodies aren't read: put the parameters into the query",
+    )
 }
 
 /// Parameters of all operations; those that an operation doesn't have are refused by it.
@@ -65,14 +82,20 @@ struct Parameters {
 
 type Parsed = Result<Query<Parameters>, axum::extract::rejection::QueryRejection>;
 
-fn parsed(parameters: Parsed) -> Result<Parameters, Box<Response>> {
-    parameters.map(|Query(parameters)| parameters).map_err(|error| {
-        Box::new(problem(
-            StatusCode::BAD_REQUEST,
-            "InvalidArgument",
-            &error.body_text(),
-        ))
-    })
+/// The parameters; the idempotency key may be in a header instead.
+fn parsed(parameters: Parsed, headers: &HeaderMap) -> Result<Parameters, Box<Response>> {
+    let invalid = |what: &str| Box::new(problem(StatusCode::BAD_REQUEST, "InvalidArgument", what));
+    let Query(mut parameters) = parameters.map_err(|error| invalid(&error.body_text()))?;
+    if let Some(key) = headers.get("idempotency-key") {
+        let key = key
+            .to_str()
+            .map_err(|_| invalid("Idempotency-Key: only visible ASCII characters are taken"))?;
+        if !parameters.request_id.is_empty() && parameters.request_id != key {
+            return Err(invalid("requestId: it differs from the header Idempotency-Key"));
+        }
+        key.clone_into(&mut parameters.request_id);
+    }
+    Ok(parameters)
 }
 
 async fn full(state: State<Api>, uri: Uri, headers: HeaderMap, parameters: Parsed) -> Response {
@@ -90,7 +113,7 @@ async fn take(
     parameters: Parsed,
     kind: Kind,
 ) -> Response {
-    let parameters = match parsed(parameters) {
+    let parameters = match parsed(parameters, headers) {
         Ok(parameters) => parameters,
         Err(response) => return *response,
     };
@@ -112,7 +135,7 @@ fn redirect(owner: &str, uri: &Uri) -> Response {
 }
 
 async fn defragment(State(api): State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
-    match parsed(parameters) {
+    match parsed(parameters, &headers) {
         Err(response) => *response,
         Ok(p) => match api.start_defragmentation(p.min_reclaimable_bytes, &p.request_id) {
             Ok(operation) => answer(operation, p.r#async, &headers).await,
@@ -122,7 +145,7 @@ async fn defragment(State(api): State<Api>, headers: HeaderMap, parameters: Pars
 }
 
 async fn compact(State(api): State<Api>, headers: HeaderMap, parameters: Parsed) -> Response {
-    match parsed(parameters) {
+    match parsed(parameters, &headers) {
         Err(response) => *response,
         Ok(p) => match api.start_compaction(p.revision, &p.request_id) {
             Ok(operation) => answer(operation, p.r#async, &headers).await,
@@ -159,11 +182,35 @@ async fn operations(State(api): State<Api>) -> Response {
     Json(json!({"operations": operations})).into_response()
 }
 
-async fn operation_by_id(State(api): State<Api>, Path(id): Path<String>) -> Response {
-    match api.operations.get(&id) {
-        Some(operation) => Json(operation_json(&operation.borrow())).into_response(),
-        None => unknown(&id),
+/// At once, or with `Prefer: wait=SECONDS` when it is done.
+async fn operation_by_id(State(api): State<Api>, Path(id): Path<String>, headers: HeaderMap) -> Response {
+    let Some(operation) = api.operations.get(&id) else {
+        return unknown(&id);
+    };
+    let patience = patience(false, &headers).unwrap_or_default();
+    Json(operation_json(&wait(operation, Some(patience)).await)).into_response()
+}
+
+/// What the running etcd was started with: names of files, and no secret.
+async fn config(State(api): State<Api>) -> Response {
+    match tokio::fs::read_to_string(&api.running_config).await {
+        Ok(text) => ([(header::CONTENT_TYPE, "application/yaml")], text).into_response(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "NotStarted",
+            "etcd hasn't been started yet",
+        ),
+        Err(error) => problem(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "ConfigUnreadable",
+            &error.to_string(),
+        ),
     }
+}
+
+/// The same as on the port that needs no certificate.
+async fn metrics(State(api): State<Api>) -> Response {
+    operator::server::metrics(&api.registry)
 }
 
 async fn cancel(State(api): State<Api>, Path(id): Path<String>) -> Response {

@@ -7,7 +7,7 @@ mod members;
 pub mod operations;
 pub mod tls;
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use api::steward::ClusterConfig;
 use axum::{
@@ -23,6 +23,7 @@ use hyper_util::{
     server::conn::auto,
     service::TowerToHyperService,
 };
+use operator::metrics::Metrics as Registry;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -57,6 +58,10 @@ pub struct Api {
     pub maintenance: Maintenance,
     /// Long-running operations.
     pub operations: Operations,
+    /// The configuration that the running etcd was started with.
+    pub running_config: PathBuf,
+    /// What is measured.
+    pub registry: Registry,
 }
 
 /// How callers are recognised.

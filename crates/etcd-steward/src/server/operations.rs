@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures::{Stream, stream};
 use steward_proto::v1::{Operation, OperationError, OperationState, Progress, operation};
 use tokio::{
     sync::watch,
@@ -60,10 +61,26 @@ impl Run {
     }
 }
 
+/// What is asked for, and the caller's idempotency key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked<'a> {
+    /// Type of the operation.
+    pub type_: &'static str,
+    /// Its parameters: the same key with others is a mistake of the caller's.
+    pub parameters: String,
+    /// The key; empty for none.
+    pub request_id: &'a str,
+}
+
+/// The idempotency key belongs to another request: the operation that it stands for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyTaken(pub String);
+
 #[derive(Debug)]
 struct Entry {
     operation: Arc<watch::Sender<Operation>>,
     cancel: CancellationToken,
+    parameters: String,
 }
 
 #[derive(Debug, Default)]
@@ -81,40 +98,32 @@ pub struct Operations {
 }
 
 impl Operations {
-    /// Starts an operation, or finds the one that was started with the same idempotency key.
-    pub fn start<F, Fut>(&self, type_: &'static str, request_id: &str, work: F) -> watch::Receiver<Operation>
+    /// Starts an operation, or finds the one that was started with the same idempotency key. One that failed or was
+    /// cancelled is not found: who calls again with its key wants another try.
+    pub fn start<F, Fut>(&self, asked: &Asked<'_>, work: F) -> Result<watch::Receiver<Operation>, KeyTaken>
     where
         F: FnOnce(Run) -> Fut,
         Fut: Future<Output = Result<operation::Result, Failure>> + Send + 'static,
     {
         let mut entries = self.entries();
-        if let Some(known) = entries
-            .by_request
-            .get(&(type_, request_id.to_owned()))
-            .and_then(|id| entries.by_id.get(id))
-        {
-            return known.operation.subscribe();
+        if let Some(known) = entries.asked_before(asked)? {
+            return Ok(known);
         }
-        let id = format!("{:016x}", rand::random::<u64>());
-        let operation = Arc::new(watch::Sender::new(Operation {
-            id: id.clone(),
-            r#type: type_.to_owned(),
-            state: OperationState::Running.into(),
-            create_time: Some(now()),
-            start_time: Some(now()),
-            request_id: request_id.to_owned(),
-            ..Operation::default()
-        }));
-        let cancel = CancellationToken::new();
-        info!(id, type_, request_id, "operation started");
-        let span = info_span!("operation", id, type_);
-        let work = work(Run {
-            operation: Arc::clone(&operation),
-        });
-        tokio::spawn(follow(work, Arc::clone(&operation), cancel.clone()).instrument(span));
-        let receiver = operation.subscribe();
-        entries.remember(id, (type_, request_id), Entry { operation, cancel });
-        receiver
+        Ok(entries.begin(asked, work))
+    }
+
+    /// Starts an operation that nobody asked for.
+    pub fn start_own<F, Fut>(&self, type_: &'static str, work: F) -> watch::Receiver<Operation>
+    where
+        F: FnOnce(Run) -> Fut,
+        Fut: Future<Output = Result<operation::Result, Failure>> + Send + 'static,
+    {
+        let asked = Asked {
+            type_,
+            parameters: String::new(),
+            request_id: "",
+        };
+        self.entries().begin(&asked, work)
     }
 
     /// One operation.
@@ -162,6 +171,58 @@ impl Operations {
 }
 
 impl Entries {
+    /// The operation that was started by the same request.
+    fn asked_before(&self, asked: &Asked<'_>) -> Result<Option<watch::Receiver<Operation>>, KeyTaken> {
+        let key = (asked.type_, asked.request_id.to_owned());
+        let Some(id) = self.by_request.get(&key) else {
+            return Ok(None);
+        };
+        let Some(known) = self.by_id.get(id) else {
+            return Ok(None);
+        };
+        if known.parameters != asked.parameters {
+            return Err(KeyTaken(id.clone()));
+        }
+        let state = known.operation.borrow().state();
+        let over = matches!(state, OperationState::Failed | OperationState::Cancelled);
+        Ok((!over).then(|| known.operation.subscribe()))
+    }
+
+    fn begin<F, Fut>(&mut self, asked: &Asked<'_>, work: F) -> watch::Receiver<Operation>
+    where
+        F: FnOnce(Run) -> Fut,
+        Fut: Future<Output = Result<operation::Result, Failure>> + Send + 'static,
+    {
+        let id = format!("{:016x}", rand::random::<u64>());
+        let Asked {
+            type_, request_id, ..
+        } = *asked;
+        let operation = Arc::new(watch::Sender::new(Operation {
+            id: id.clone(),
+            r#type: type_.to_owned(),
+            state: OperationState::Running.into(),
+            create_time: Some(now()),
+            start_time: Some(now()),
+            request_id: request_id.to_owned(),
+            ..Operation::default()
+        }));
+        let cancel = CancellationToken::new();
+        info!(id, type_, request_id, "operation started");
+        let span = info_span!("operation", id, type_);
+        let work = work(Run {
+            operation: Arc::clone(&operation),
+        });
+        tokio::spawn(follow(work, Arc::clone(&operation), cancel.clone()).instrument(span));
+        let receiver = operation.subscribe();
+        let entry = Entry {
+            operation,
+            cancel,
+            parameters: asked.parameters.clone(),
+        };
+        self.remember(id, (type_, request_id), entry);
+        receiver
+    }
+
     fn remember(&mut self, id: String, (type_, request_id): (&'static str, &str), entry: Entry) {
         let oldest_kept = SystemTime::now()
             .checked_sub(KEPT)
@@ -232,6 +293,25 @@ pub async fn wait(mut operation: watch::Receiver<Operation>, limit: Option<Durat
     operation.borrow().clone()
 }
 
+/// The operation at once and at each change, until it is done.
+pub fn states(operation: watch::Receiver<Operation>) -> impl Stream<Item = Operation> + Send {
+    enum Next {
+        Now,
+        Change,
+        End,
+    }
+    stream::unfold((operation, Next::Now), |(mut operation, next)| async move {
+        match next {
+            Next::Now => {}
+            Next::Change => operation.changed().await.ok()?,
+            Next::End => return None,
+        }
+        let state = operation.borrow_and_update().clone();
+        let next = if is_done(&state) { Next::End } else { Next::Change };
+        Some((state, (operation, next)))
+    })
+}
+
 /// Whether an operation has ended.
 pub fn is_done(operation: &Operation) -> bool {
     matches!(
@@ -246,6 +326,7 @@ fn now() -> prost_types::Timestamp {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt as _;
     use steward_proto::v1::CompactResult;
 
     use super::*;
@@ -254,17 +335,27 @@ mod tests {
         operation::Result::Compact(CompactResult { revision: 7 })
     }
 
+    fn asked(type_: &'static str, parameters: &str) -> Asked<'static> {
+        Asked {
+            type_,
+            parameters: parameters.to_owned(),
+            request_id: "key",
+        }
+    }
+
     #[tokio::test]
     async fn an_operation_outlives_its_caller_and_is_found_by_id_and_key() {
         let operations = Operations::default();
         let (go, gate) = tokio::sync::oneshot::channel::<()>();
-        let first = operations.start("Compact", "key", |_| async {
+        let first = operations.start(&asked("Compact", ""), |_| async {
             let _ = gate.await;
             Ok(done())
         });
+        let first = first.unwrap();
         let id = first.borrow().id.clone();
         drop(first);
-        let again = operations.start("Compact", "key", |_| async { panic!("the key is taken") });
+        let again = operations.start(&asked("Compact", ""), |_| async { panic!("the key is taken") });
+        let again = again.unwrap();
         assert_eq!(again.borrow().id, id);
         assert_eq!(
             wait(again, Some(Duration::from_millis(10))).await.state(),
@@ -276,10 +367,29 @@ mod tests {
         assert_eq!(ended.result, Some(done()));
     }
 
+    /// Who asks for an operation that is done already must not wait for a change that never comes.
+    #[tokio::test]
+    async fn the_states_of_an_operation_end_with_it() {
+        let operations = Operations::default();
+        let (go, gate) = tokio::sync::oneshot::channel::<()>();
+        let operation = operations.start_own("Compact", |run| async move {
+            run.progress("compacting", 1, 2, "members");
+            let _ = gate.await;
+            Ok(done())
+        });
+        let watched = states(operation.clone());
+        go.send(()).unwrap();
+        wait(operation.clone(), None).await;
+        for states in [watched.boxed(), states(operation).boxed()] {
+            let states: Vec<_> = states.map(|operation| operation.state()).collect().await;
+            assert_eq!(states.last(), Some(&OperationState::Succeeded));
+        }
+    }
+
     #[tokio::test]
     async fn cancelling_stops_the_work_and_is_idempotent() {
         let operations = Operations::default();
-        let running = operations.start("Compact", "", |_| std::future::pending());
+        let running = operations.start_own("Compact", |_| std::future::pending());
         let id = running.borrow().id.clone();
         assert!(operations.cancel(&id).is_some() && operations.cancel(&id).is_some());
         assert_eq!(wait(running, None).await.state(), OperationState::Cancelled);
@@ -290,9 +400,33 @@ mod tests {
     #[tokio::test]
     async fn a_key_is_one_of_its_type() {
         let operations = Operations::default();
-        let first = operations.start("Compact", "key", |_| async { Ok(done()) });
-        let other = operations.start("Defragment", "key", |_| async { Ok(done()) });
+        let start = |asked: &Asked<'_>| operations.start(asked, |_| async { Ok(done()) });
+        let first = start(&asked("Compact", "7")).unwrap();
+        let other = start(&asked("Defragment", "7")).unwrap();
         assert_ne!(first.borrow().id, other.borrow().id);
+        let id = first.borrow().id.clone();
+        assert_eq!(start(&asked("Compact", "8")).unwrap_err(), KeyTaken(id));
+    }
+
+    /// Who repeats a call that failed must not get the old failure for an hour.
+    #[tokio::test]
+    async fn a_key_whose_operation_failed_may_be_used_again() {
+        let operations = Operations::default();
+        let failure = || Failure {
+            reason: "Unreachable".to_owned(),
+            message: "no answer".to_owned(),
+            retryable: true,
+        };
+        let failed = operations.start(&asked("Compact", ""), |_| async move { Err(failure()) });
+        assert_eq!(wait(failed.unwrap(), None).await.state(), OperationState::Failed);
+        for _ in 0..2 {
+            let again = operations.start(&asked("Compact", ""), |_| async { Ok(done()) });
+            assert_eq!(
+                wait(again.unwrap(), None).await.state(),
+                OperationState::Succeeded
+            );
+        }
+        assert_eq!(operations.list().len(), 2);
     }
 
     /// What a caller with a deadline asked for must not go on in secret once it has given up.
@@ -300,8 +434,8 @@ mod tests {
     async fn the_deadline_of_the_caller_cancels() {
         let operations = Operations::default();
         let (late, early) = (
-            operations.start("Compact", "", |_| std::future::pending()),
-            operations.start("Compact", "", |_| async { Ok(done()) }),
+            operations.start_own("Compact", |_| std::future::pending()),
+            operations.start_own("Compact", |_| async { Ok(done()) }),
         );
         let deadline = Instant::now() + Duration::from_secs(5);
         for operation in [&late, &early] {
@@ -317,7 +451,7 @@ mod tests {
     async fn the_memory_is_bounded() {
         let operations = Operations::default();
         for _ in 0..REMEMBERED + 50 {
-            let operation = operations.start("Compact", "", |_| async { Ok(done()) });
+            let operation = operations.start_own("Compact", |_| async { Ok(done()) });
             wait(operation, None).await;
         }
         assert_eq!(operations.list().len(), REMEMBERED);

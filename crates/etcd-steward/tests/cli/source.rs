@@ -58,6 +58,7 @@ impl Source {
             StoreConfig::new(Provider::Local, store.to_str().unwrap(), "")
                 .open()
                 .unwrap(),
+            None,
             Settings::new(&spec, store.with_extension("temp")).unwrap(),
             connector,
             status,

@@ -9,7 +9,8 @@ use std::{cmp::Reverse, collections::HashMap, io, sync::Arc};
 
 use bytes::Bytes;
 use futures::{
-    StreamExt as _, TryStreamExt as _,
+    FutureExt as _, StreamExt as _, TryStreamExt as _,
+    future::BoxFuture,
     stream::{self, BoxStream},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -114,7 +115,13 @@ fn select<'a>(listing: &'a Listing, options: &CopyOptions, now: Timestamp) -> Ve
             .is_none_or(|age| now.duration_since(created) <= age)
     };
     chains.retain(|chain| created(chain).is_some_and(is_young));
-    chains.sort_by_key(|chain| Reverse(created(chain)));
+    // Names have whole seconds.
+    let rank = |chain: &Chain<'_>| {
+        chain
+            .base
+            .map(|base| (base.name.created_on, base.name.last_revision))
+    };
+    chains.sort_by_key(|chain| Reverse(rank(chain)));
     chains.truncate(options.max_backups.unwrap_or(usize::MAX));
     chains
 }
@@ -191,9 +198,11 @@ impl Transfer<'_> {
             }
         }
         let source = self.source;
-        let mut contents = stream::iter(missing)
-            .map(|part| async move { (part, read_ahead(source, part).await) })
-            .buffered(READ_AHEAD);
+        let reads: Vec<BoxFuture<'_, _>> = missing
+            .into_iter()
+            .map(|part| async move { (part, read_ahead(source, part).await) }.boxed())
+            .collect();
+        let mut contents = stream::iter(reads).buffered(READ_AHEAD);
         while let Some((part, content)) = contents.next().await {
             let sent = match content {
                 Ok(content) => self.send(part, content).await,

@@ -19,7 +19,9 @@ use crate::{
 #[serde(rename_all = "camelCase")]
 #[x_kube(
     validation = rules::collection_slower_than_deltas(),
-    validation = rules::some_backups_are_kept()
+    validation = rules::some_backups_are_kept(),
+    validation = rules::secondary_copies_a_store(),
+    validation = rules::secondary_is_another_place()
 )]
 pub struct BackupSpec {
     /// Port of the steward's HTTP API. Default: 8080.
@@ -36,6 +38,9 @@ pub struct BackupSpec {
     /// Where backups are kept. Unset turns backups off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<StoreSpec>,
+    /// A second place, into which the backups are copied.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secondary: Option<SecondarySpec>,
     /// Resources of the steward's container. Default: requests of 50m CPU and 128Mi memory, no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<ResourceRequirements>")]
@@ -83,6 +88,17 @@ pub struct BackupSpec {
     /// How the steward finds the member that owns the backups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader_election: Option<LeaderElectionSpec>,
+}
+
+/// A second place that the backups are copied to: losing one of both loses nothing. Old backups go there by the same policy.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SecondarySpec {
+    /// The second place, with credentials of its own.
+    pub store: StoreSpec,
+    /// How often what it lacks is copied to it. Default: 1h.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sync_period: Option<GoDuration>,
 }
 
 /// When stored snapshots are compacted by a Job, and with which resources.

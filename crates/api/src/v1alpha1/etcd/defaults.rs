@@ -157,6 +157,15 @@ impl BackupSpec {
         duration_or(self.garbage_collection_period.as_ref(), Duration::from_mins(1))
     }
 
+    /// Time between two copies to the second store.
+    pub fn secondary_sync_period(&self) -> Result<Duration, InvalidDuration> {
+        let period = self
+            .secondary
+            .as_ref()
+            .and_then(|secondary| secondary.sync_period.as_ref());
+        Ok(duration_or(period, Duration::from_hours(1))?.max(Duration::from_secs(1)))
+    }
+
     /// Time between periodic delta snapshots; `None` when they are off.
     pub fn delta_snapshot_period(&self) -> Result<Option<Duration>, InvalidDuration> {
         let period = duration_or(self.delta_snapshot_period.as_ref(), Duration::from_secs(20))?;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 pub use backup::{
     BackupSpec, CompressionPolicy, CompressionSpec, GarbageCollectionPolicy, LeaderElectionSpec,
-    SnapshotCompactionSpec,
+    SecondarySpec, SnapshotCompactionSpec,
 };
 pub use bootstrap::{BootstrapMember, BootstrapWithExistingClusterSpec, BootstrapWithExistingClusterStatus};
 pub use config::{

@@ -237,6 +237,32 @@ pub(super) fn collection_slower_than_deltas() -> Rule {
     .message("must be longer than deltaSnapshotPeriod: raise the one or lower the other")
 }
 
+pub(super) fn secondary_copies_a_store() -> Rule {
+    Rule::new(
+        "!has(self.secondary) || (has(self.store) && has(self.store.provider) && self.store.provider != '' \
+         && has(self.secondary.store.provider) && self.secondary.store.provider != '')",
+    )
+    .field_path(".secondary")
+    .message("set store.provider and secondary.store.provider: the one is copied to the other")
+}
+
+pub(super) fn secondary_is_another_place() -> Rule {
+    let differ = |field: &str| {
+        let (one, other) = (
+            format!("self.store.{field}"),
+            format!("self.secondary.store.{field}"),
+        );
+        format!("has({one}) != has({other}) || (has({one}) && {one} != {other})")
+    };
+    let fields = ["provider", "container", "prefix", "endpointOverride"].map(differ);
+    Rule::new(format!(
+        "!has(self.secondary) || !has(self.store) || {}",
+        fields.join(" || ")
+    ))
+    .field_path(".secondary.store")
+    .message("must be another place than store: set another container, prefix or endpointOverride")
+}
+
 pub(super) fn some_backups_are_kept() -> Rule {
     Rule::new(
         "(has(self.garbageCollectionPolicy) && self.garbageCollectionPolicy != 'LimitBased') \

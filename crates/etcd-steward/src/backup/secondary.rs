@@ -1,0 +1,177 @@
+//! Keeps a second store like the first one while this steward owns the backups: what it lacks is copied and checked on its
+//! way, and old backups go there by the same policy. Whatever is wrong with it, the first store's backups go on.
+
+use std::{
+    collections::BTreeSet,
+    convert::Infallible,
+    future::pending,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use api::{
+    conditions::{backup_ready, member as condition},
+    v1alpha1::ConditionStatus,
+};
+use jiff::Timestamp;
+use operator::reconcile::chain;
+use snapstore::{
+    Error, SnapStore, SnapshotName, StoredSnapshot,
+    copy::{self, CopyEvent, CopyOptions},
+    retention::{KeepFulls, collect},
+};
+use tokio::time::{Instant, sleep};
+use tracing::{info, warn};
+
+use super::{fence::Fence, owner::Owner, retention::Fenced};
+
+const FIRST_RETRY: Duration = Duration::from_secs(10);
+
+/// A second place for the backups.
+#[derive(Debug, Clone)]
+pub struct Secondary {
+    /// The store.
+    pub store: Arc<dyn SnapStore>,
+    /// Time between two looks for what it lacks.
+    pub period: Duration,
+}
+
+/// Copies again and again, for as long as the term lasts.
+pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
+    let Some(secondary) = &owner.secondary else {
+        return pending().await;
+    };
+    // Before there is a full snapshot there is nothing to copy. The sender lives as long as the owner.
+    let _ = owner.follow().wait_for(|known| known.full.is_some()).await;
+    let mut pass = Pass::default();
+    let mut retry = FIRST_RETRY;
+    loop {
+        let begun = Instant::now();
+        let outcome = pass.run(owner, fence, secondary).await;
+        owner.metrics.secondary_synced(outcome.is_ok(), begun.elapsed());
+        let pause = match outcome {
+            Ok(()) => {
+                retry = FIRST_RETRY;
+                secondary.period
+            }
+            Err(_) => {
+                let pause = retry.min(secondary.period);
+                retry *= 2;
+                pause
+            }
+        };
+        pass.tell(owner, outcome).await;
+        sleep(pause.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;
+    }
+}
+
+/// What went wrong: the reason, and what people are to know.
+type Trouble = (&'static str, String);
+
+#[derive(Default)]
+struct Pass {
+    /// What was read from its first byte to its hash when it was copied.
+    checked: Arc<Mutex<BTreeSet<SnapshotName>>>,
+    /// What was told last: the same failure comes at every pass.
+    told: Option<&'static str>,
+}
+
+impl Pass {
+    async fn run(&self, owner: &Owner, fence: &Fence, secondary: &Secondary) -> Result<(), Trouble> {
+        self.copy(owner, secondary).await?;
+        if owner.settings.retention_period.is_none() {
+            return Ok(());
+        }
+        let store = Fenced::new(secondary.store.as_ref(), fence);
+        let (proven, checked) = (owner.proven.names(), self.checked());
+        let is_proven = |full: &StoredSnapshot| proven.contains(&full.name) || checked.contains(&full.name);
+        let collected = collect(&store, &owner.settings.retention, is_proven, Timestamp::now())
+            .await
+            .map_err(|error| trouble("look for old backups in the second store", &error))?;
+        match collected.failed.first() {
+            Some(failed) if !store.is_lost() => {
+                let action = format!("delete {} in the second store", failed.key);
+                Err(trouble(&action, &failed.error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn copy(&self, owner: &Owner, secondary: &Secondary) -> Result<(), Trouble> {
+        let options = CopyOptions {
+            // What the policy would delete right away isn't copied.
+            max_backups: match owner.settings.retention.fulls {
+                KeepFulls::LimitBased { max_backups } => usize::try_from(max_backups).ok(),
+                KeepFulls::Exponential => None,
+            },
+            ..CopyOptions::default()
+        };
+        let checked = Arc::clone(&self.checked);
+        let observer = Arc::new(move |event: CopyEvent<'_>| {
+            if let CopyEvent::Copied(name) = event {
+                let mut checked = checked.lock().unwrap_or_else(PoisonError::into_inner);
+                checked.insert(name.clone().with_final(false));
+            }
+        });
+        let copied = copy::copy(owner.store.as_ref(), secondary.store.as_ref(), &options, observer)
+            .await
+            .map_err(|error| trouble("copy to the second store", &error))?;
+        if copied.snapshots > 0 {
+            info!(
+                snapshots = copied.snapshots,
+                bytes = copied.bytes,
+                "copied to the second store"
+            );
+        }
+        match copied.failed.first() {
+            None => Ok(()),
+            Some((name, error)) => {
+                let others = copied.failed.len() - 1;
+                let action = format!("copy {name} and {others} others to the second store");
+                Err(trouble(&action, error))
+            }
+        }
+    }
+
+    fn checked(&self) -> BTreeSet<SnapshotName> {
+        self.checked
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    async fn tell(&mut self, owner: &Owner, outcome: Result<(), Trouble>) {
+        let (status, reason, message) = match outcome {
+            Ok(()) => {
+                let message = "the second store has all backups of the first one".to_owned();
+                (ConditionStatus::True, backup_ready::SUCCEEDED, message)
+            }
+            Err((reason, message)) => (ConditionStatus::False, reason, message),
+        };
+        let is_bad = status == ConditionStatus::False;
+        owner
+            .status
+            .condition(condition::SECONDARY_BACKUP_READY, status, reason, &message);
+        let was_bad = self.told.is_some_and(|told| told != backup_ready::SUCCEEDED);
+        if self.told.replace(reason) == Some(reason) {
+            return;
+        }
+        if is_bad {
+            warn!(reason, message, "the second store doesn't follow, trying again");
+        }
+        let Some(kubernetes) = &owner.kubernetes else {
+            return;
+        };
+        if is_bad {
+            kubernetes.warn("CopyBackups", reason, &message).await;
+        } else if was_bad {
+            kubernetes
+                .tell("CopyBackups", "SecondaryBackupRecovered", &message)
+                .await;
+        }
+    }
+}
+
+fn trouble(action: &str, error: &Error) -> Trouble {
+    (error.reason(), format!("{action}: {}", chain(error)))
+}
