@@ -96,12 +96,17 @@ impl Caller {
     }
 }
 
+/// What a call was answered.
+type Answer = (&'static str, Result<(), Status>);
+
+/// What became of a call, without what it answered.
+fn told<T>(call: &'static str, answer: Result<T, Status>) -> Answer {
+    (call, answer.map(|_| ()))
+}
+
 /// Makes every documented call, and returns what each answered.
-async fn all_calls(channel: &Channel) -> Vec<(&'static str, Result<(), Status>)> {
+async fn all_calls(channel: &Channel) -> Vec<Answer> {
     let mut snapshots = SnapshotsServiceClient::new(channel.clone());
-    let mut members = MembersServiceClient::new(channel.clone());
-    let mut maintenance = MaintenanceServiceClient::new(channel.clone());
-    let mut operations = OperationsServiceClient::new(channel.clone());
     let full = CreateSnapshotRequest {
         r#type: SnapshotType::Full.into(),
         request_id: "sec-01".to_owned(),
@@ -112,86 +117,50 @@ async fn all_calls(channel: &Channel) -> Vec<(&'static str, Result<(), Status>)>
         Ok(created) => created.get_ref().operation.clone().unwrap_or_default().id,
         Err(_) => "any".to_owned(),
     };
+    let latest = snapshots.get_latest_snapshots(GetLatestSnapshotsRequest {}).await;
+    let listed = snapshots.list_snapshots(ListSnapshotsRequest {}).await;
+    let status = snapshots.get_backup_status(GetBackupStatusRequest {}).await;
+    let mut answers = vec![
+        told("CreateSnapshot", created),
+        told("GetLatestSnapshots", latest),
+        told("ListSnapshots", listed),
+        told("GetBackupStatus", status),
+    ];
+    let mut members = MembersServiceClient::new(channel.clone());
+    let own = members.get_member(GetMemberRequest {}).await;
+    answers.push(told("GetMember", own));
+    let all = members.list_members(ListMembersRequest {}).await;
+    answers.push(told("ListMembers", all));
+    let mut maintenance = MaintenanceServiceClient::new(channel.clone());
+    let defragmented = maintenance.defragment(DefragmentRequest::default()).await;
+    answers.push(told("Defragment", defragmented));
+    let compacted = maintenance.compact(CompactRequest::default()).await;
+    answers.push(told("Compact", compacted));
+    answers.extend(operation_calls(channel, id).await);
+    answers
+}
+
+async fn operation_calls(channel: &Channel, id: String) -> Vec<Answer> {
+    let mut operations = OperationsServiceClient::new(channel.clone());
+    let listed = operations.list_operations(ListOperationsRequest {}).await;
+    let got = operations
+        .get_operation(GetOperationRequest { id: id.clone() })
+        .await;
+    let wait = WaitOperationRequest {
+        id: id.clone(),
+        timeout: None,
+    };
+    let waited = operations.wait_operation(wait).await;
+    let watched = operations
+        .watch_operation(WatchOperationRequest { id: id.clone() })
+        .await;
+    let cancelled = operations.cancel_operation(CancelOperationRequest { id }).await;
     vec![
-        ("CreateSnapshot", created.map(|_| ())),
-        (
-            "GetLatestSnapshots",
-            snapshots
-                .get_latest_snapshots(GetLatestSnapshotsRequest {})
-                .await
-                .map(|_| ()),
-        ),
-        (
-            "ListSnapshots",
-            snapshots
-                .list_snapshots(ListSnapshotsRequest {})
-                .await
-                .map(|_| ()),
-        ),
-        (
-            "GetBackupStatus",
-            snapshots
-                .get_backup_status(GetBackupStatusRequest {})
-                .await
-                .map(|_| ()),
-        ),
-        (
-            "GetMember",
-            members.get_member(GetMemberRequest {}).await.map(|_| ()),
-        ),
-        (
-            "ListMembers",
-            members.list_members(ListMembersRequest {}).await.map(|_| ()),
-        ),
-        (
-            "Defragment",
-            maintenance
-                .defragment(DefragmentRequest::default())
-                .await
-                .map(|_| ()),
-        ),
-        (
-            "Compact",
-            maintenance.compact(CompactRequest::default()).await.map(|_| ()),
-        ),
-        (
-            "ListOperations",
-            operations
-                .list_operations(ListOperationsRequest {})
-                .await
-                .map(|_| ()),
-        ),
-        (
-            "GetOperation",
-            operations
-                .get_operation(GetOperationRequest { id: id.clone() })
-                .await
-                .map(|_| ()),
-        ),
-        (
-            "WaitOperation",
-            operations
-                .wait_operation(WaitOperationRequest {
-                    id: id.clone(),
-                    timeout: None,
-                })
-                .await
-                .map(|_| ()),
-        ),
-        (
-            "WatchOperation",
-            operations
-                .watch_operation(WatchOperationRequest { id: id.clone() })
-                .await
-                .map(|_| ()),
-        ),
-        (
-            "CancelOperation",
-            operations
-                .cancel_operation(CancelOperationRequest { id })
-                .await
-                .map(|_| ()),
-        ),
+        told("ListOperations", listed),
+        told("GetOperation", got),
+        told("WaitOperation", waited),
+        told("WatchOperation", watched),
+        told("CancelOperation", cancelled),
     ]
 }
 
@@ -282,9 +251,12 @@ async fn sec_01_calls_need_a_client_certificate() -> anyhow::Result<()> {
         Some(authority.client("druid://controller/opstask-controller")?),
     );
     for caller in [&known, &controller] {
+        // There must be something to compact.
+        rig.put("/kept/", 1).await?;
         for (call, answer) in all_calls(&caller.grpc(member).await?).await {
             ensure!(answer.is_ok(), "{call}: {answer:?}");
         }
+        rig.put("/kept/", 1).await?;
         for (method, path) in PATHS {
             let (status, _, body) = caller.http(member, method, path).await?;
             let expected = if path == "/operations/any" { 404 } else { 200 };

@@ -160,6 +160,12 @@ impl Steward {
             connector: connector.clone(),
             kubernetes: kubernetes.clone(),
             store,
+            store_endpoint: self
+                .config
+                .backup
+                .store
+                .as_ref()
+                .and_then(|store| store.endpoint_override.clone()),
             status: status.clone(),
             metrics: metrics.clone(),
         };

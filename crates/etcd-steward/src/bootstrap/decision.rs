@@ -255,9 +255,9 @@ fn without_data(evidence: &Evidence) -> Decision {
         (Live::OtherCluster, true | false) => Decision::Refuse(Refusal::WrongCluster),
         (Live::NotListed, true | false) => Decision::Join,
         (Live::UnstartedLearner, true | false) => Decision::StartAsLearner,
-        (Live::Started, true | false) => Decision::Rejoin,
-        // A founding member whose first start is still to come. One that has begun may have voted: it must not forget.
-        (Live::Unstarted, true) => Decision::Rejoin,
+        // One that has begun may have voted, listed as started or not: it must not forget.
+        (Live::Started, true | false) | (Live::Unstarted, true) => Decision::Rejoin,
+        // A founding member whose first start is still to come.
         (Live::Unstarted, false) => Decision::Form,
         (Live::Unreachable, true | false) => without_anybody(evidence),
     }

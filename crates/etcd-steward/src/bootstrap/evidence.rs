@@ -56,6 +56,8 @@ pub struct Scene {
     pub kubernetes: Option<Kubernetes>,
     /// The backup store, where one is configured.
     pub store: Option<Arc<dyn SnapStore>>,
+    /// Where the store is, if the Etcd says so.
+    pub store_endpoint: Option<String>,
     /// What this member tells.
     pub status: Status,
     /// Scratch space.
@@ -339,11 +341,11 @@ impl Scene {
             // Objects that can't be understood may be backups of a newer version: no reason to start empty.
             Ok(_) => Backups::Present,
             Err(error) => {
-                notes.push(format!(
-                    "backup store {}: {}",
-                    store.location(),
-                    operator::reconcile::chain(&error)
-                ));
+                let (location, error) = (store.location(), operator::reconcile::chain(&error));
+                notes.push(match &self.store_endpoint {
+                    Some(endpoint) => format!("backup store {location} at {endpoint}: {error}"),
+                    None => format!("backup store {location}: {error}"),
+                });
                 Backups::Unknown
             }
         }

@@ -62,8 +62,8 @@ fn received(data_dir: &Path) -> io::Result<u64> {
 }
 
 fn percent(done: u64, of: u64) -> i32 {
-    let percent = done.saturating_mul(100).checked_div(of).unwrap_or(0);
-    i32::try_from(percent.min(99)).unwrap_or(99)
+    let percent = (u128::from(done) * 100).checked_div(u128::from(of)).unwrap_or(0);
+    i32::try_from(percent).map_or(99, |percent| percent.min(99))
 }
 
 fn mebibytes(bytes: u64) -> u64 {

@@ -293,18 +293,8 @@ impl MaintenanceService for Api {
 #[tonic::async_trait]
 impl MembersService for Api {
     async fn get_member(&self, _: Request<GetMemberRequest>) -> Result<Response<GetMemberResponse>, Status> {
-        let member = self.own_member().await;
-        let missing = || {
-            with_reason(
-                Code::NotFound,
-                "the cluster doesn't list this member",
-                "NotListed",
-                &[],
-            )
-        };
-        Ok(Response::new(GetMemberResponse {
-            member: Some(member.ok_or_else(missing)?),
-        }))
+        let member = Some(self.own_member().await);
+        Ok(Response::new(GetMemberResponse { member }))
     }
 
     async fn list_members(

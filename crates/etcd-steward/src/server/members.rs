@@ -1,15 +1,23 @@
 //! The members as the API tells them: what the cluster lists, what each says itself, and what the steward knows of its
 //! own one, which doesn't always answer.
 
+use std::time::Duration;
+
 use api::v1alpha1::{self, EtcdMemberStatus, MemberState};
 use etcd_client::{MemberListResponse, StatusResponse};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use operator::reconcile::chain;
 use steward_proto::v1::{Condition, Member, MemberRole, Progress};
+use tokio::time::timeout;
 
 use super::Api;
 use crate::etcd::{CALL_TIMEOUT, EtcdError, call, hex_id};
+
+/// A learner takes calls, and answers them when it has caught up: it isn't waited for.
+const LEARNER_PATIENCE: Duration = Duration::from_millis(300);
+const NEVER_STARTED: &str = "it has never started";
+const CATCHES_UP: &str = "a learner that catches up and doesn't answer yet, or has never started";
 
 impl Api {
     /// All members that the cluster lists, each asked for its state.
@@ -46,7 +54,12 @@ impl Api {
                     let mut client = self.connector.remote(&other.client_urls).await?;
                     call("list members", CALL_TIMEOUT, client.member_list()).await
                 };
-                if let Ok(listed) = listed.await {
+                // Another cluster may answer there.
+                let lists_own = |listed: &MemberListResponse| {
+                    let mut members = listed.members().iter();
+                    members.any(|member| self.name_of(member) == self.member)
+                };
+                if let Some(listed) = listed.await.ok().filter(lists_own) {
                     return Ok(listed);
                 }
             }
@@ -68,9 +81,9 @@ impl Api {
         }
         if listed.client_urls().is_empty() {
             let what = if listed.is_learner() {
-                "a learner that catches up and doesn't answer yet, or has never started"
+                CATCHES_UP
             } else {
-                "it has never started"
+                NEVER_STARTED
             };
             what.clone_into(&mut member.error);
             return member;
@@ -79,9 +92,16 @@ impl Api {
             let mut client = self.connector.remote(listed.client_urls()).await?;
             call("status", CALL_TIMEOUT, client.status()).await
         };
-        match answer.await {
-            Ok(status) => add_answer(&mut member, &status, listed.id()),
-            Err(error) => member.error = chain(&error),
+        let patience = if listed.is_learner() {
+            LEARNER_PATIENCE
+        } else {
+            CALL_TIMEOUT
+        };
+        match timeout(patience, answer).await {
+            Ok(Ok(status)) => add_answer(&mut member, &status, listed.id()),
+            _ if listed.is_learner() => CATCHES_UP.clone_into(&mut member.error),
+            Ok(Err(error)) => member.error = chain(&error),
+            Err(_) => member.error = format!("no answer within {patience:?}"),
         }
         member
     }
@@ -96,17 +116,22 @@ impl Api {
         }
     }
 
-    /// The steward's own member, whether etcd answers or not. `None`: the cluster doesn't list it.
-    pub(super) async fn own_member(&self) -> Option<Member> {
-        match self.members().await {
-            Ok(members) => members.into_iter().find(|member| member.name == self.member),
-            Err(error) => {
-                let mut member = self.status.read(|status| remembered(&self.member, status));
-                member.error = chain(&error);
-                self.add_known(&mut member);
-                Some(member)
+    /// The steward's own member, whether etcd answers or not.
+    pub(super) async fn own_member(&self) -> Member {
+        let error = match self.members().await {
+            Ok(members) => {
+                let mut members = members.into_iter();
+                match members.find(|member| member.name == self.member) {
+                    Some(own) => return own,
+                    None => "the cluster doesn't list this member".to_owned(),
+                }
             }
-        }
+            Err(error) => chain(&error),
+        };
+        let mut member = self.status.read(|status| remembered(&self.member, status));
+        member.error = error;
+        self.add_known(&mut member);
+        member
     }
 
     fn add_known(&self, member: &mut Member) {
