@@ -12,7 +12,7 @@ use etcd_storage::{
 use jiff::Timestamp;
 use tracing::debug;
 
-use super::BackupError;
+use super::{BackupError, pieces::Pieces};
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call};
 
 /// etcd takes values of any size that its own limit allows, and never splits one; the answer must fit.
@@ -22,7 +22,7 @@ const LARGEST_MESSAGE: usize = i32::MAX as usize;
 #[derive(Debug, Clone)]
 pub(super) struct Delta {
     /// The compressed object.
-    pub bytes: bytes::Bytes,
+    pub bytes: Pieces,
     /// First revision that it covers: the one after the snapshot before.
     pub start: i64,
     /// What is in it.
@@ -36,7 +36,7 @@ pub(super) struct Collector {
     compression: Compression,
     /// Last revision before the first event of the next delta.
     base: i64,
-    encoder: Option<Encoder<compression::Encoder<Vec<u8>>>>,
+    encoder: Option<Encoder<compression::Encoder<Pieces>>>,
     last: i64,
     /// Events of one revision of which more may come: a fragment of an answer ends anywhere.
     open: Vec<Event>,
@@ -132,7 +132,7 @@ impl Collector {
                 Some(encoder) => encoder,
                 None => self.encoder.insert(Encoder::new(compression::Encoder::new(
                     self.compression,
-                    Vec::new(),
+                    Pieces::default(),
                     1,
                 )?)),
             };
@@ -187,7 +187,7 @@ impl Collector {
             return Ok(None);
         };
         let (encoder, summary) = encoder.finish()?;
-        let bytes = encoder.finish()?.into();
+        let bytes = encoder.finish()?.seal();
         let start = self.base + 1;
         self.base = summary.last_revision;
         Ok(Some(Delta {

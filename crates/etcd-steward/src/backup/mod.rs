@@ -4,6 +4,7 @@ mod collector;
 mod fence;
 pub(crate) mod full;
 pub mod owner;
+mod pieces;
 mod retention;
 mod settings;
 mod snapshotter;

@@ -211,7 +211,7 @@ impl Snapshotter {
         }
         let waiters: Waiters = waiting.drain(..).map(|order| order.done).collect();
         if let Some(delta) = self.collector.cut()? {
-            let held = u64::try_from(delta.bytes.len()).unwrap_or(u64::MAX);
+            let held = delta.bytes.len();
             let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
             Ok(Some(Job {
                 kind: Kind::Delta,
@@ -398,7 +398,7 @@ async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
 async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
     let (start, last) = (delta.start, delta.summary.last_revision);
     let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
-    let body = || async { Ok(Body::from_bytes(delta.bytes.clone())) };
+    let body = || async { Ok(delta.bytes.body()) };
     let snapshot = upload(&owner, &fence, &name, body).await?;
     Ok(Some(Stored {
         snapshot,
@@ -454,11 +454,11 @@ where
     }
 }
 
-/// Rights, buckets and disks are mended while the steward runs. What never works is another body, or another configuration.
+/// Rights, buckets, keys and disks are mended while the steward runs. What doesn't change by itself is what is uploaded.
 fn may_work_later(class: Class) -> bool {
     !matches!(
         class,
-        Class::AlreadyExists | Class::SourceFailed | Class::InvalidConfig | Class::Unsupported
+        Class::AlreadyExists | Class::SourceFailed | Class::Unsupported
     )
 }
 

@@ -1,0 +1,78 @@
+//! Bytes that are held in pieces. One buffer that grows would be moved again and again, and leave holes behind that
+//! together are larger than what it holds.
+
+use std::io::{self, Write};
+
+use bytes::Bytes;
+use futures::stream;
+use snapstore::Body;
+
+/// Bytes of a piece.
+const PIECE: usize = 256 << 10;
+
+/// What was written, in order. Clones share the pieces.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pieces {
+    full: Vec<Bytes>,
+    last: Vec<u8>,
+}
+
+impl Pieces {
+    /// Number of bytes.
+    pub(super) fn len(&self) -> u64 {
+        let pieces = self.full.iter().map(Bytes::len).sum::<usize>();
+        u64::try_from(pieces + self.last.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Closes the last piece.
+    pub(super) fn seal(mut self) -> Self {
+        if !self.last.is_empty() {
+            self.full.push(std::mem::take(&mut self.last).into());
+        }
+        self
+    }
+
+    /// All of it, as the content of an upload.
+    pub(super) fn body(&self) -> Body {
+        let sealed = self.clone().seal();
+        let length = sealed.len();
+        Body::from_stream(stream::iter(sealed.full.into_iter().map(Ok)), Some(length))
+    }
+}
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.last.capacity() == 0 {
+            self.last.reserve_exact(PIECE);
+        }
+        let count = bytes.len().min(PIECE - self.last.len());
+        self.last.extend_from_slice(&bytes[..count]);
+        if self.last.len() == PIECE {
+            self.full.push(std::mem::take(&mut self.last).into());
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_hold_what_was_written() {
+        let mut pieces = Pieces::default();
+        let written: Vec<u8> = (0..PIECE * 2 + 17).map(|number| (number % 251) as u8).collect();
+        for part in written.chunks(1000) {
+            pieces.write_all(part).unwrap();
+        }
+        assert_eq!(pieces.len(), written.len() as u64);
+        let sealed = pieces.seal();
+        assert_eq!(sealed.full.len(), 3);
+        assert_eq!(sealed.full.concat(), written);
+        assert_eq!(Pieces::default().seal().full.len(), 0);
+    }
+}
