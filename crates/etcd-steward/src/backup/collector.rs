@@ -2,7 +2,14 @@
 //! already, and never more than a limit: beyond it the watch isn't read, and etcd holds the events back. A watch that
 //! has fallen behind gets up to a thousand revisions in one answer, whatever their size, so answers come in fragments.
 
-use std::{collections::HashMap, num::NonZeroUsize};
+use std::{
+    collections::HashMap,
+    num::NonZeroUsize,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use etcd_client::{Client, WatchOptions, WatchResponse, WatchStream, proto::PbKeyValue};
 use etcd_storage::{
@@ -37,6 +44,8 @@ pub(super) struct Collector {
     /// Last revision before the first event of the next delta.
     base: i64,
     encoder: Option<Encoder<compression::Encoder<Pieces>>>,
+    /// Bytes that `encoder` has compressed.
+    compressed: Arc<AtomicU64>,
     last: i64,
     /// Events of one revision of which more may come: a fragment of an answer ends anywhere.
     open: Vec<Event>,
@@ -72,6 +81,7 @@ impl Collector {
             compression,
             base,
             encoder: None,
+            compressed: Arc::default(),
             last: base,
             open: Vec::new(),
             leases: HashMap::new(),
@@ -130,11 +140,12 @@ impl Collector {
             }
             let encoder = match &mut self.encoder {
                 Some(encoder) => encoder,
-                None => self.encoder.insert(Encoder::new(compression::Encoder::new(
-                    self.compression,
-                    Pieces::default(),
-                    1,
-                )?)),
+                None => {
+                    let pieces = Pieces::default();
+                    self.compressed = pieces.counter();
+                    let compressing = compression::Encoder::new(self.compression, pieces, 1)?;
+                    self.encoder.insert(Encoder::new(compressing))
+                }
             };
             encoder.push(&event)?;
             self.last = event.mod_revision;
@@ -174,6 +185,14 @@ impl Collector {
     /// Uncompressed bytes of the events since the last delta.
     pub(super) fn len(&self) -> u64 {
         self.encoder.as_ref().map_or(0, Encoder::len)
+    }
+
+    /// Bytes of them that are held: they are compressed.
+    pub(super) fn held(&self) -> u64 {
+        match &self.encoder {
+            Some(_) => self.compressed.load(Ordering::Relaxed),
+            None => 0,
+        }
     }
 
     /// Last revision that was collected completely.

@@ -1,7 +1,13 @@
 //! Bytes that are held in pieces. One buffer that grows would be moved again and again, and leave holes behind that
 //! together are larger than what it holds.
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use bytes::Bytes;
 use futures::stream;
@@ -15,13 +21,18 @@ const PIECE: usize = 256 << 10;
 pub(super) struct Pieces {
     full: Vec<Bytes>,
     last: Vec<u8>,
+    written: Arc<AtomicU64>,
 }
 
 impl Pieces {
+    /// Counts the bytes, also when something else has the pieces to write to.
+    pub(super) fn counter(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.written)
+    }
+
     /// Number of bytes.
     pub(super) fn len(&self) -> u64 {
-        let pieces = self.full.iter().map(Bytes::len).sum::<usize>();
-        u64::try_from(pieces + self.last.len()).unwrap_or(u64::MAX)
+        self.written.load(Ordering::Relaxed)
     }
 
     /// Closes the last piece.
@@ -47,6 +58,7 @@ impl Write for Pieces {
         }
         let count = bytes.len().min(PIECE - self.last.len());
         self.last.extend_from_slice(&bytes[..count]);
+        self.written.fetch_add(count as u64, Ordering::Relaxed);
         if self.last.len() == PIECE {
             self.full.push(std::mem::take(&mut self.last).into());
         }
