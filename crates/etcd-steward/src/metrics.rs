@@ -142,6 +142,7 @@ impl Metrics {
             differing: Gauge::default(),
         };
         metrics.register_backups(registry);
+        metrics.register_owner(registry);
         metrics.register_member(registry);
         metrics
     }
@@ -168,26 +169,6 @@ impl Metrics {
                 "etcdbr_backup_chain_verified",
                 "1 if the newest chain was read back and is whole, 0 if it is damaged or hasn't been read yet",
                 &self.chain_whole,
-            );
-            add(
-                "etcdbr_uncovered_revisions",
-                "Revisions of the cluster that no stored snapshot holds",
-                &self.uncovered,
-            );
-            add(
-                "etcdbr_watch_behind_revisions",
-                "Revisions of the cluster that the owner's watch had yet to bring when it was last looked at",
-                &self.unwatched,
-            );
-            add(
-                "etcdbr_backup_covered_timestamp_seconds",
-                "When backups last held everything, in seconds since 1970",
-                &self.covered,
-            );
-            add(
-                "etcdbr_backup_owner",
-                "1 while this steward owns the cluster's backups",
-                &self.owner,
             );
             let mut add = |name: &str, help: &str, family: &Family<OfKind, Gauge>| {
                 r.register(name, help, family.clone());
@@ -229,6 +210,32 @@ impl Metrics {
                 "etcdbr_snapshot_gc",
                 "Old backups that were deleted, or should have been",
                 self.collected.clone(),
+            );
+        });
+    }
+
+    fn register_owner(&self, registry: &Registry) {
+        registry.register(|r| {
+            let mut add = |name: &str, help: &str, gauge: &Gauge| r.register(name, help, gauge.clone());
+            add(
+                "etcdbr_uncovered_revisions",
+                "Revisions of the cluster that no stored snapshot holds",
+                &self.uncovered,
+            );
+            add(
+                "etcdbr_watch_behind_revisions",
+                "Revisions of the cluster that the owner's watch had yet to bring when it was last looked at",
+                &self.unwatched,
+            );
+            add(
+                "etcdbr_backup_covered_timestamp_seconds",
+                "When backups last held everything, in seconds since 1970",
+                &self.covered,
+            );
+            add(
+                "etcdbr_backup_owner",
+                "1 while this steward owns the cluster's backups",
+                &self.owner,
             );
         });
     }

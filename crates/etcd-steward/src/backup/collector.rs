@@ -138,14 +138,13 @@ impl Collector {
             if event.mod_revision <= self.base {
                 continue;
             }
-            let encoder = match &mut self.encoder {
-                Some(encoder) => encoder,
-                None => {
-                    let pieces = Pieces::default();
-                    self.compressed = pieces.counter();
-                    let compressing = compression::Encoder::new(self.compression, pieces, 1)?;
-                    self.encoder.insert(Encoder::new(compressing))
-                }
+            let encoder = if let Some(encoder) = &mut self.encoder {
+                encoder
+            } else {
+                let pieces = Pieces::default();
+                self.compressed = pieces.counter();
+                let compressing = compression::Encoder::new(self.compression, pieces, 1)?;
+                self.encoder.insert(Encoder::new(compressing))
             };
             encoder.push(&event)?;
             self.last = event.mod_revision;

@@ -103,7 +103,7 @@ impl Reason for BackupError {
             Self::NotLeader => "NotOwner",
             Self::Compacted(_) => "Compacted",
             Self::Timeout(_) => "Timeout",
-            Self::NotYet { reason, .. } => *reason,
+            Self::NotYet { reason, .. } => reason,
             Self::Abandoned(_) => "Abandoned",
         }
     }
