@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use steward_proto::v1::{CreateSnapshotRequest, SnapshotType};
 use tokio::{
     task::JoinHandle,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
@@ -22,7 +22,8 @@ use crate::{
     rig::{Rig, Setup, revisions},
 };
 
-/// Writes all the time, and tells how long the longest write took.
+/// Writes all the time, and tells how long the longest write took. As clients of etcd do, it turns to another member when
+/// one doesn't answer.
 pub(crate) struct Writer {
     stop: Arc<AtomicBool>,
     written: Arc<AtomicI64>,
@@ -31,22 +32,26 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) async fn start(rig: &Rig, pause: Duration) -> anyhow::Result<Self> {
+        const ANSWER: Duration = Duration::from_millis(300);
         let (stop, written) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicI64::new(0)));
-        let mut client = rig.client().await?;
+        let mut clients = Vec::new();
+        for member in &rig.members {
+            clients.push(member.client().await?);
+        }
         let task = tokio::spawn({
             let (stop, written) = (Arc::clone(&stop), Arc::clone(&written));
             async move {
                 let (mut number, mut last, mut longest) = (0_u32, Instant::now(), Duration::ZERO);
                 while !stop.load(Ordering::Relaxed) {
-                    if let Ok(response) = client
-                        .put(format!("/writer/{}", number % 100), number.to_string(), None)
-                        .await
-                    {
+                    let put = clients[0].put(format!("/writer/{}", number % 100), number.to_string(), None);
+                    if let Ok(Ok(response)) = timeout(ANSWER, put).await {
                         longest = longest.max(last.elapsed());
                         last = Instant::now();
                         number += 1;
                         let revision = response.header().map_or(0, etcd_client::ResponseHeader::revision);
                         written.store(revision, Ordering::Relaxed);
+                    } else {
+                        clients.rotate_left(1);
                     }
                     sleep(pause).await;
                 }

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     backups::Writer,
+    member::Member,
     rig::{Rig, Setup},
 };
 
@@ -145,7 +146,7 @@ async fn dfr_09_a_member_that_differs_is_named() -> anyhow::Result<()> {
     let leader = rig.leader().await?;
     let altered = (leader + 1) % 3;
     let named = |rig: &Rig| {
-        let logs: String = rig.members.iter().map(|member| member.log()).collect();
+        let logs: String = rig.members.iter().map(Member::log).collect();
         let lines = logs
             .lines()
             .filter(|line| line.contains("differs from that of the majority"));

@@ -148,6 +148,7 @@ impl Metrics {
             differing: Gauge::default(),
         };
         metrics.register_backups(registry);
+        metrics.register_owner(registry);
         metrics.register_member(registry);
         metrics
     }
@@ -179,26 +180,6 @@ impl Metrics {
                 "etcdbr_secondary_synced_timestamp_seconds",
                 "When the second store last had all backups, in seconds since 1970",
                 &self.secondary_synced,
-            );
-            add(
-                "etcdbr_uncovered_revisions",
-                "Revisions of the cluster that no stored snapshot holds",
-                &self.uncovered,
-            );
-            add(
-                "etcdbr_watch_behind_revisions",
-                "Revisions of the cluster that the owner's watch had yet to bring when it was last looked at",
-                &self.unwatched,
-            );
-            add(
-                "etcdbr_backup_covered_timestamp_seconds",
-                "When backups last held everything, in seconds since 1970",
-                &self.covered,
-            );
-            add(
-                "etcdbr_backup_owner",
-                "1 while this steward owns the backups",
-                &self.owner,
             );
             let mut add = |name: &str, help: &str, family: &Family<OfKind, Gauge>| {
                 r.register(name, help, family.clone());
@@ -245,6 +226,32 @@ impl Metrics {
                 "etcdbr_snapshot_gc",
                 "Old backups that were deleted, or should have been; `kind` also `Chunk`: pieces of uploads",
                 self.collected.clone(),
+            );
+        });
+    }
+
+    fn register_owner(&self, registry: &Registry) {
+        registry.register(|r| {
+            let mut add = |name: &str, help: &str, gauge: &Gauge| r.register(name, help, gauge.clone());
+            add(
+                "etcdbr_uncovered_revisions",
+                "Revisions of the cluster that no stored snapshot holds",
+                &self.uncovered,
+            );
+            add(
+                "etcdbr_watch_behind_revisions",
+                "Revisions of the cluster that the owner's watch had yet to bring when it was last looked at",
+                &self.unwatched,
+            );
+            add(
+                "etcdbr_backup_covered_timestamp_seconds",
+                "When backups last held everything, in seconds since 1970",
+                &self.covered,
+            );
+            add(
+                "etcdbr_backup_owner",
+                "1 while this steward owns the backups",
+                &self.owner,
             );
         });
     }

@@ -2,7 +2,14 @@
 //! already, and never more than a limit: beyond it the watch isn't read, and etcd holds the events back. A watch that
 //! has fallen behind gets up to a thousand revisions in one answer, whatever their size, so answers come in fragments.
 
-use std::{collections::HashMap, num::NonZeroUsize};
+use std::{
+    collections::HashMap,
+    num::NonZeroUsize,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use etcd_client::{Client, WatchOptions, WatchResponse, WatchStream, proto::PbKeyValue};
 use etcd_storage::{
@@ -12,7 +19,7 @@ use etcd_storage::{
 use jiff::Timestamp;
 use tracing::debug;
 
-use super::BackupError;
+use super::{BackupError, pieces::Pieces};
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call};
 
 /// etcd takes values of any size that its own limit allows, and never splits one; the answer must fit.
@@ -22,7 +29,7 @@ const LARGEST_MESSAGE: usize = i32::MAX as usize;
 #[derive(Debug, Clone)]
 pub(super) struct Delta {
     /// The compressed object.
-    pub bytes: bytes::Bytes,
+    pub bytes: Pieces,
     /// First revision that it covers: the one after the snapshot before.
     pub start: i64,
     /// What is in it.
@@ -36,7 +43,9 @@ pub(super) struct Collector {
     compression: Compression,
     /// Last revision before the first event of the next delta.
     base: i64,
-    encoder: Option<Encoder<compression::Encoder<Vec<u8>>>>,
+    encoder: Option<Encoder<compression::Encoder<Pieces>>>,
+    /// Bytes that `encoder` has compressed.
+    compressed: Arc<AtomicU64>,
     last: i64,
     /// Events of one revision of which more may come: a fragment of an answer ends anywhere.
     open: Vec<Event>,
@@ -72,6 +81,7 @@ impl Collector {
             compression,
             base,
             encoder: None,
+            compressed: Arc::default(),
             last: base,
             open: Vec::new(),
             leases: HashMap::new(),
@@ -128,13 +138,13 @@ impl Collector {
             if event.mod_revision <= self.base {
                 continue;
             }
-            let encoder = match &mut self.encoder {
-                Some(encoder) => encoder,
-                None => self.encoder.insert(Encoder::new(compression::Encoder::new(
-                    self.compression,
-                    Vec::new(),
-                    1,
-                )?)),
+            let encoder = if let Some(encoder) = &mut self.encoder {
+                encoder
+            } else {
+                let pieces = Pieces::default();
+                self.compressed = pieces.counter();
+                let compressing = compression::Encoder::new(self.compression, pieces, 1)?;
+                self.encoder.insert(Encoder::new(compressing))
             };
             encoder.push(&event)?;
             self.last = event.mod_revision;
@@ -176,6 +186,14 @@ impl Collector {
         self.encoder.as_ref().map_or(0, Encoder::len)
     }
 
+    /// Bytes of them that are held: they are compressed.
+    pub(super) fn held(&self) -> u64 {
+        match &self.encoder {
+            Some(_) => self.compressed.load(Ordering::Relaxed),
+            None => 0,
+        }
+    }
+
     /// Last revision that was collected completely.
     pub(super) fn last(&self) -> i64 {
         self.last
@@ -187,7 +205,7 @@ impl Collector {
             return Ok(None);
         };
         let (encoder, summary) = encoder.finish()?;
-        let bytes = encoder.finish()?.into();
+        let bytes = encoder.finish()?.seal();
         let start = self.base + 1;
         self.base = summary.last_revision;
         Ok(Some(Delta {

@@ -4,6 +4,7 @@ mod collector;
 mod fence;
 pub(crate) mod full;
 pub mod owner;
+mod pieces;
 mod retention;
 mod secondary;
 mod settings;
@@ -104,7 +105,7 @@ impl Reason for BackupError {
             Self::NotLeader => "NotOwner",
             Self::Compacted(_) => "Compacted",
             Self::Timeout(_) => "Timeout",
-            Self::NotYet { reason, .. } => *reason,
+            Self::NotYet { reason, .. } => reason,
             Self::Abandoned(_) => "Abandoned",
         }
     }

@@ -26,6 +26,9 @@ use crate::member::whole_seconds;
 const LOOK_PERIOD: Duration = Duration::from_mins(1);
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_mins(1);
+/// Bytes that are held in memory at the most, compressed: of a delta on its way into the store, and of the one that is
+/// collected meanwhile. Half of it makes a delta.
+const HELD: u64 = 48 << 20;
 /// Clusters that have slept through their schedules together take their full snapshots spread over so long.
 const SPREAD: Duration = Duration::from_secs(30);
 
@@ -130,7 +133,6 @@ impl Snapshotter {
 
     /// Follows the watch until something fails that a new term must mend.
     pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<Infallible, BackupError> {
-        let limit = self.owner.settings.memory_limit;
         let period = self.owner.settings.delta_period.unwrap_or(LOOK_PERIOD);
         let mut job: Option<Job> = None;
         let mut waiting: Vec<Order> = Vec::new();
@@ -144,10 +146,9 @@ impl Snapshotter {
                 }
             }
             let next_full = self.owner.known().next_full;
-            // One delta on its way into the store, one being collected.
             let held = job.as_ref().map_or(0, |job| job.held);
             tokio::select! {
-                answer = self.collector.next(), if held + self.collector.len() < limit => match answer {
+                answer = self.collector.next(), if self.has_room(held) => match answer {
                     Ok(answer) => self.collector.add(answer).await?,
                     Err(BackupError::Compacted(revision)) => {
                         warn!(revision, "etcd dropped history that no delta holds, taking a full snapshot");
@@ -174,10 +175,13 @@ impl Snapshotter {
                     self.owner.learn(|known| known.next_full = next);
                 }
             }
-            if held + self.collector.len() >= limit {
-                delta_due = true;
-            }
+            delta_due |= !self.has_room(HELD / 2);
         }
+    }
+
+    /// Whether more may be collected, with so many bytes on their way into the store.
+    fn has_room(&self, held: u64) -> bool {
+        self.collector.len() < self.owner.settings.memory_limit && held + self.collector.held() < HELD
     }
 
     /// The most urgent thing to do, if there is any. Orders of the same kind share one snapshot.
@@ -206,12 +210,13 @@ impl Snapshotter {
         if !ordered && !delta_due {
             return Ok(None);
         }
-        if ordered {
-            self.catch_up().await?;
-        }
-        let waiters: Waiters = waiting.drain(..).map(|order| order.done).collect();
+        let waiters: Waiters = if !ordered || self.caught_up().await? {
+            waiting.drain(..).map(|order| order.done).collect()
+        } else {
+            Waiters::new()
+        };
         if let Some(delta) = self.collector.cut()? {
-            let held = u64::try_from(delta.bytes.len()).unwrap_or(u64::MAX);
+            let held = delta.bytes.len();
             let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
             Ok(Some(Job {
                 kind: Kind::Delta,
@@ -228,16 +233,20 @@ impl Snapshotter {
         }
     }
 
-    /// An ordered delta holds everything that was acknowledged before the order.
-    async fn catch_up(&mut self) -> Result<(), BackupError> {
+    /// An ordered delta holds everything that was acknowledged before the order. False if that is more than one delta may
+    /// hold: the order is for a later one.
+    async fn caught_up(&mut self) -> Result<bool, BackupError> {
         let wanted = self.fence.check().await?;
         while self.collector.last() < wanted {
+            if !self.has_room(HELD / 2) {
+                return Ok(false);
+            }
             let answer = timeout(LOOK_PERIOD, self.collector.next())
                 .await
                 .map_err(|_| BackupError::Timeout(LOOK_PERIOD))??;
             self.collector.add(answer).await?;
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn finish(&mut self, job: Job, outcome: Outcome) -> Result<(), BackupError> {
@@ -398,7 +407,7 @@ async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
 async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
     let (start, last) = (delta.start, delta.summary.last_revision);
     let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
-    let body = || async { Ok(Body::from_bytes(delta.bytes.clone())) };
+    let body = || async { Ok(delta.bytes.body()) };
     let snapshot = upload(&owner, &fence, &name, body).await?;
     Ok(Some(Stored {
         snapshot,
@@ -454,11 +463,11 @@ where
     }
 }
 
-/// Rights, buckets and disks are mended while the steward runs. What never works is another body, or another configuration.
+/// Rights, buckets, keys and disks are mended while the steward runs. What doesn't change by itself is what is uploaded.
 fn may_work_later(class: Class) -> bool {
     !matches!(
         class,
-        Class::AlreadyExists | Class::SourceFailed | Class::InvalidConfig | Class::Unsupported
+        Class::AlreadyExists | Class::SourceFailed | Class::Unsupported
     )
 }
 

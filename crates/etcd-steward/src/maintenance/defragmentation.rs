@@ -206,22 +206,21 @@ impl Maintenance {
         let expected = self.deadline.unwrap_or(enough);
         let mut client = target.client.clone();
         let mut asked = pin!(client.defragment());
-        let answered = match timeout(expected, &mut asked).await {
-            Ok(answered) => answered,
-            Err(_) => {
-                tell(&format!(
-                    "not done within {expected:?}, and still running at the server"
-                ));
-                warn!(
-                    member = target.name,
-                    ?expected,
-                    "the defragmentation takes longer than expected"
-                );
-                let longer = enough.saturating_sub(expected).max(CALL_TIMEOUT);
-                timeout(longer, &mut asked)
-                    .await
-                    .map_err(|_| target.still_running(expected + longer))?
-            }
+        let answered = if let Ok(answered) = timeout(expected, &mut asked).await {
+            answered
+        } else {
+            tell(&format!(
+                "not done within {expected:?}, and still running at the server"
+            ));
+            warn!(
+                member = target.name,
+                ?expected,
+                "the defragmentation takes longer than expected"
+            );
+            let longer = enough.saturating_sub(expected).max(CALL_TIMEOUT);
+            timeout(longer, &mut asked)
+                .await
+                .map_err(|_| target.still_running(expected + longer))?
         };
         let Err(error) = answered else {
             return target.size_now().await;

@@ -174,7 +174,7 @@ impl Refusal {
     /// CamelCase class.
     pub fn reason(&self) -> &'static str {
         match self {
-            Self::Failing(reason, _) => *reason,
+            Self::Failing(reason, _) => reason,
             Self::Invalid(..) => "InvalidArgument",
             Self::NoStore => "NoStore",
             Self::NotOwner(_) => "NotOwner",

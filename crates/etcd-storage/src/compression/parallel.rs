@@ -85,12 +85,15 @@ pub(super) struct ParallelGunzip<R: Read> {
     used: usize,
 }
 
+/// A stream of which the first bytes are read already.
+type Begun<R> = Chain<Cursor<Vec<u8>>, BufReader<R>>;
+
 /// What is still to be read.
 enum Source<R: Read> {
     /// As far as known members that are told apart. `true` once there was one.
     Members(BufReader<R>, bool),
-    /// Something else, of which the first bytes are read already.
-    Stream(Box<MultiGzDecoder<Chain<Cursor<Vec<u8>>, BufReader<R>>>>),
+    /// Something else.
+    Stream(Box<MultiGzDecoder<Begun<R>>>),
     /// Nothing.
     End,
 }
