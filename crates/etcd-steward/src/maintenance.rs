@@ -39,6 +39,9 @@ pub enum MaintenanceError {
     /// The cluster refused, or couldn't be asked.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
+    /// History can't be dropped that hasn't happened.
+    #[error("the cluster hasn't come to revision {0}")]
+    FutureRevision(i64),
     /// Not all members are there.
     #[error("member {0} has never started: defragmentation waits until all members serve")]
     NotStarted(String),
@@ -68,6 +71,7 @@ impl Reason for MaintenanceError {
     fn reason(&self) -> &'static str {
         match self {
             Self::Member { .. } | Self::Etcd(_) => "EtcdUnreachable",
+            Self::FutureRevision(_) => "FutureRevision",
             Self::NotStarted(_) => "MemberNotStarted",
             Self::Learner(_) => "MemberLearning",
             Self::NoLeader(_) => "NoLeader",
@@ -77,7 +81,10 @@ impl Reason for MaintenanceError {
     }
 
     fn retry(&self) -> Retry {
-        Retry::Backoff
+        match self {
+            Self::FutureRevision(_) => Retry::OnChange,
+            _ => Retry::Backoff,
+        }
     }
 }
 
@@ -115,8 +122,17 @@ impl Maintenance {
         };
         let options = Some(CompactionOptions::new().with_physical());
         let compacting = client.compact(revision, options);
-        call("compact the history", COMPACTION_DEADLINE, compacting).await?;
-        info!(revision, "compacted the history");
+        match call("compact the history", COMPACTION_DEADLINE, compacting).await {
+            Ok(_) => info!(revision, "compacted the history"),
+            // It is as was asked for: by an earlier call, or by etcd itself.
+            Err(error) if error.message().contains("required revision has been compacted") => {
+                info!(revision, "the history was compacted before");
+            }
+            Err(error) if error.message().contains("required revision is a future revision") => {
+                return Err(MaintenanceError::FutureRevision(revision));
+            }
+            Err(error) => return Err(error.into()),
+        }
         Ok(CompactResult { revision })
     }
 }
