@@ -1,7 +1,7 @@
 //! The calls of a steward that the docs show, typed as they stand there: each works with the client certificate that the
 //! docs tell to take, and is refused without.
 
-use std::process::Stdio;
+use std::{fmt::Write as _, process::Stdio};
 
 use anyhow::{Context as _, ensure};
 use api::v1alpha1::Etcd;
@@ -76,11 +76,9 @@ async fn bash(script: &str) -> anyhow::Result<String> {
 
 async fn all_work(lab: &Lab) -> anyhow::Result<()> {
     let (preparation, commands) = documented(&lab.namespace, "t1")?;
-    let typed: String = commands
-        .iter()
-        .map(|command| format!("echo '$ {}'\n{command}\n", command.replace('\'', "'\\''")))
-        .collect();
-    let out = bash(&format!("{preparation}{typed}")).await?;
+    // With the commands in between, as one who types them sees it.
+    let typed = commands.join("\n");
+    let out = bash(&format!("{preparation}set -v\n{typed}\n")).await?;
     for expected in [
         "steward.v1.MaintenanceService",
         "rpc CreateSnapshot",
@@ -101,16 +99,16 @@ async fn all_work(lab: &Lab) -> anyhow::Result<()> {
 
 async fn all_are_refused_without_certificate(lab: &Lab) -> anyhow::Result<()> {
     let (preparation, commands) = documented(&lab.namespace, "t1")?;
-    let typed: String = commands
-        .iter()
-        .filter(|command| !command.contains("grpc.health.v1.Health"))
-        .map(|command| {
-            format!(
+    let mut typed = String::new();
+    for command in commands {
+        if !command.contains("grpc.health.v1.Health") {
+            writeln!(
+                typed,
                 "if out=$( ({command}) 2>&1 ); then echo \"not refused: $out\"; exit 1; fi\n\
-                 [[ $out == *Unauthenticated* || $out == *' 401'* ]] || {{ echo \"$out\"; exit 1; }}\n"
-            )
-        })
-        .collect();
+                 [[ $out == *Unauthenticated* || $out == *' 401'* ]] || {{ echo \"$out\"; exit 1; }}"
+            )?;
+        }
+    }
     // Variables that earlier commands would have set.
     let unset = "id=0123456789abcdef location=/operations/0123456789abcdef\n";
     bash(&format!("{preparation}{WITHOUT_CERTIFICATE}{unset}{typed}")).await?;

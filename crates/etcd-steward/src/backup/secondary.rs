@@ -49,16 +49,13 @@ pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
         let begun = Instant::now();
         let outcome = pass.run(owner, fence, secondary).await;
         owner.metrics.secondary_synced(outcome.is_ok(), begun.elapsed());
-        let pause = match outcome {
-            Ok(()) => {
-                retry = FIRST_RETRY;
-                secondary.period
-            }
-            Err(_) => {
-                let pause = retry.min(secondary.period);
-                retry *= 2;
-                pause
-            }
+        let pause = if outcome.is_ok() {
+            retry = FIRST_RETRY;
+            secondary.period
+        } else {
+            let pause = retry.min(secondary.period);
+            retry *= 2;
+            pause
         };
         pass.tell(owner, outcome).await;
         sleep(pause.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;

@@ -79,7 +79,7 @@ fn parse(exposition: &str) -> BTreeMap<String, Exposed> {
     let mut family = String::new();
     for line in exposition.lines() {
         if let Some((name, help)) = line.strip_prefix("# HELP ").and_then(|rest| rest.split_once(' ')) {
-            family = name.to_owned();
+            name.clone_into(&mut family);
             help.trim_end_matches('.')
                 .clone_into(&mut all.entry(family.clone()).or_default().help);
         } else if let Some((name, type_)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' '))

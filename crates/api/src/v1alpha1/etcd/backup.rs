@@ -91,7 +91,7 @@ pub struct BackupSpec {
 }
 
 /// A second place that the backups are copied to: losing one of both loses nothing. Old backups go there by the same policy.
-#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SecondarySpec {
     /// The second place, with credentials of its own.
