@@ -60,9 +60,9 @@ bench-storage size="1" profile="dev":
     cargo bench --profile {{ profile }} --workspace --bench storage -- {{ size }}
 
 # What takes minutes, on a quiet machine: long outages, large databases, much load. `drill load`: one of them
-drill *names:
-    {{ cluster }}/build.sh etcd-3.6
-    cargo test -p etcd-steward -p e2e --test steward -- --ignored --nocapture --test-threads 1 {{ prepend("drill_", names) }}
+drill *names: build
+    {{ cluster }}/build.sh etcd-3.5 etcd-3.6 etcd-3.7
+    cargo test --workspace --test steward -- --ignored --nocapture --test-threads 1 {{ prepend("drill_", names) }}
 
 # Whole scenarios: Druid in the cluster, as its users run it
 e2e *args: build (up "3") images stores

@@ -16,7 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use operator::reconcile::chain as causes;
 use snapstore::StoredSnapshot;
 use tokio::runtime::Handle;
-use tracing::info;
+use tracing::{info, info_span, instrument};
 
 use crate::{
     bootstrap::evidence::Scene,
@@ -72,6 +72,7 @@ impl RestoreError {
 }
 
 /// Restores the newest state as a cluster of this member alone; the others join it.
+#[instrument(name = "restore", skip_all, fields(member = scene.member.name))]
 pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
     scene.status.transition(
         MemberState::Initializing,
@@ -172,7 +173,9 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         unknown_lease_ttl: None,
     };
     let status = scene.status.clone();
+    let span = info_span!("assemble", full = used.full, deltas = used.deltas);
     let work = tokio::task::spawn_blocking(move || {
+        let _entered = span.entered();
         let mut tell = |progress: Progress| {
             let percent = percent(progress.objects_done, progress.objects);
             let message = format!(

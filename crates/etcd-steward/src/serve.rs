@@ -1,6 +1,7 @@
 //! `serve`: puts the parts of the steward together and runs them until it is told to stop.
 
 mod parts;
+mod stores;
 
 use std::{os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc, time::Duration};
 
@@ -9,7 +10,7 @@ use api::{
     duration::GoDuration,
     schedule::Schedule,
     steward::{ClusterMember, StewardConfig, etcd_file},
-    v1alpha1::{EtcdConfig, EtcdMemberStatus, StoreSpec},
+    v1alpha1::{EtcdConfig, EtcdMemberStatus},
 };
 use futures::FutureExt as _;
 use operator::{
@@ -18,7 +19,7 @@ use operator::{
     server::{self as health, Readiness},
     telemetry,
 };
-use snapstore::{Role, SnapStore, StoreConfig};
+use snapstore::SnapStore;
 use steward_proto::v1::bootstrap_service_server::BootstrapServiceServer;
 use tokio::{
     net::UnixListener,
@@ -32,7 +33,7 @@ use tracing::{info, warn};
 
 use self::parts::Parts;
 use crate::{
-    backup::{Backups, Owner, Secondary, Settings},
+    backup::{Backups, Owner, Settings},
     bootstrap::{Bootstrap, config as etcd_config, evidence::Scene, session::Sessions},
     config::{self, Args},
     etcd::{Connector, host_port},
@@ -120,7 +121,7 @@ impl Steward {
             kubernetes,
             metrics,
         };
-        let store = self.store()?;
+        let store = stores::primary(&self.config.backup)?;
         let sessions = self.look_after_member(&shared, store.clone())?;
         let api = self.look_after_cluster(shared, store, registry)?;
         self.serve_launcher(sessions)?;
@@ -355,26 +356,6 @@ impl Steward {
         self.args.run_folder().join(etcd_config::RUNNING)
     }
 
-    fn store(&self) -> anyhow::Result<Option<Arc<dyn SnapStore>>> {
-        match &self.config.backup.store {
-            Some(spec) => open_store(spec, Role::Primary),
-            None => Ok(None),
-        }
-    }
-
-    fn secondary(&self) -> anyhow::Result<Option<Secondary>> {
-        let Some(spec) = &self.config.backup.secondary else {
-            return Ok(None);
-        };
-        let store = open_store(&spec.store, Role::Secondary).context("spec.backup.secondary.store")?;
-        let period = self
-            .config
-            .backup
-            .secondary_sync_period()
-            .context("spec.backup.secondary.syncPeriod")?;
-        Ok(store.map(|store| Secondary { store, period }))
-    }
-
     fn publish(&self, kubernetes: &Kubernetes, status: &Status, monitor: &Monitor) -> anyhow::Result<()> {
         let every = match &self.config.heartbeat {
             Some(heartbeat) => heartbeat.parse()?,
@@ -397,7 +378,7 @@ impl Steward {
         let shared = shared.clone();
         let (owner, backups) = Owner::new(
             store,
-            self.secondary()?,
+            stores::secondary(&self.config.backup)?,
             settings,
             shared.connector,
             shared.status,
@@ -484,24 +465,6 @@ impl Steward {
                 .with_context(|| format!("serve on {address}"))
         });
     }
-}
-
-fn open_store(spec: &StoreSpec, role: Role) -> anyhow::Result<Option<Arc<dyn SnapStore>>> {
-    let Some(provider) = spec.provider()? else {
-        return Ok(None);
-    };
-    let container = spec.container().unwrap_or_default();
-    let mut config = StoreConfig::new(provider.as_str().parse()?, container, spec.prefix.clone());
-    config.role = role;
-    config.endpoint.clone_from(&spec.endpoint_override);
-    config.allow_http = spec.is_plain_http();
-    if config.allow_http {
-        warn!(
-            endpoint = config.endpoint,
-            "backups travel unencrypted: the store's endpoint is plain http"
-        );
-    }
-    Ok(Some(config.open()?))
 }
 
 /// Ends the steward on a signal, and when its configuration changes: it is started anew, and etcd goes on meanwhile.

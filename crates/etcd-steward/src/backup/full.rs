@@ -14,6 +14,7 @@ use etcd_storage::{
 };
 use tempfile::NamedTempFile;
 use tokio::sync::mpsc;
+use tracing::instrument;
 
 use super::BackupError;
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call};
@@ -42,6 +43,7 @@ pub(super) async fn fetch(
 }
 
 /// Fetches a snapshot from the etcd that a client is connected to.
+#[instrument(name = "fetch", skip_all)]
 pub(crate) async fn fetch_from(
     mut client: Client,
     compression: Compression,

@@ -9,6 +9,7 @@ mod retention;
 mod secondary;
 mod settings;
 mod snapshotter;
+mod upload;
 mod verification;
 
 use std::{sync::Arc, time::Duration};

@@ -6,7 +6,7 @@ use std::{convert::Infallible, future::pending, pin::Pin, time::Duration};
 use api::{quantity, v1alpha1::SnapshotInfo};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use snapstore::{Body, Class, Kind, Listing, SnapshotName, StoredSnapshot};
+use snapstore::{Kind, Listing, StoredSnapshot};
 use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep, sleep_until, timeout},
@@ -15,33 +15,22 @@ use tracing::{info, warn};
 
 use super::{
     BackupError, Order,
-    collector::{Collector, Delta},
+    collector::Collector,
     fence::Fence,
-    full,
     owner::Owner,
+    upload::{FIRST_RETRY, Outcome, Stored, store_delta, store_error, take_full},
 };
 use crate::member::whole_seconds;
 
 /// Without periodic deltas the cluster's revision is looked at this often, to know whether backups are current.
 const LOOK_PERIOD: Duration = Duration::from_mins(1);
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LAST_RETRY: Duration = Duration::from_mins(1);
 /// Bytes that are held in memory at the most, compressed: of a delta on its way into the store, and of the one that is
 /// collected meanwhile. Half of it makes a delta.
 const HELD: u64 = 48 << 20;
 /// Clusters that have slept through their schedules together take their full snapshots spread over so long.
 const SPREAD: Duration = Duration::from_secs(30);
 
-type Outcome = Result<Option<Stored>, BackupError>;
 type Waiters = Vec<oneshot::Sender<Result<Option<StoredSnapshot>, BackupError>>>;
-
-/// What an upload yielded.
-#[derive(Debug)]
-struct Stored {
-    snapshot: StoredSnapshot,
-    /// Bytes before compression.
-    size: u64,
-}
 
 /// The work under way, and who waits for it.
 struct Job {
@@ -380,101 +369,6 @@ async fn until(time: Option<Timestamp>) {
     match time {
         Some(time) => sleep(operator::cache::until(time)).await,
         None => pending().await,
-    }
-}
-
-async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
-    let deadline = owner.settings.timeout;
-    let fetched = full::fetch(&owner.connector, owner.settings.compression, &owner.settings.temp);
-    let spooled = timeout(deadline, fetched)
-        .await
-        .map_err(|_| BackupError::Timeout(deadline))??;
-    let name = SnapshotName::full(
-        spooled.summary.revision,
-        Timestamp::now(),
-        owner.settings.compression,
-    )
-    .with_final(is_final);
-    let path = spooled.file.path().to_owned();
-    let body = || async { Ok(Body::from_file(&path).await?) };
-    let snapshot = upload(&owner, &fence, &name, body).await?;
-    Ok(Some(Stored {
-        snapshot,
-        size: spooled.summary.db_size,
-    }))
-}
-
-async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
-    let (start, last) = (delta.start, delta.summary.last_revision);
-    let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
-    let body = || async { Ok(delta.bytes.body()) };
-    let snapshot = upload(&owner, &fence, &name, body).await?;
-    Ok(Some(Stored {
-        snapshot,
-        size: delta.summary.len,
-    }))
-}
-
-/// Uploads until it works: the object is whole and waits here, so there is nothing better to do than to try again.
-async fn upload<F, Fut>(
-    owner: &Owner,
-    fence: &Fence,
-    name: &SnapshotName,
-    body: F,
-) -> Result<StoredSnapshot, BackupError>
-where
-    F: Fn() -> Fut,
-    Fut: Future<Output = Result<Body, BackupError>>,
-{
-    let mut retry = FIRST_RETRY;
-    loop {
-        let guard = fence.clone();
-        let guarded = body().await?.with_guard(async move {
-            guard
-                .check()
-                .await
-                .map(|_| ())
-                .map_err(|error| std::io::Error::other(error.to_string()))
-        });
-        let error = match owner.store.put(name, guarded).await {
-            Ok(stored) => return Ok(stored),
-            Err(error) => error,
-        };
-        // An earlier try of ours may have arrived although its answer got lost.
-        if error.class() == Class::AlreadyExists {
-            let listing = owner
-                .store
-                .list()
-                .await
-                .map_err(|source| store_error(owner, source))?;
-            if let Some(stored) = listing.snapshots.into_iter().find(|stored| stored.name == *name) {
-                return Ok(stored);
-            }
-        }
-        fence.check().await?;
-        let may_work_later = may_work_later(error.class());
-        let error = store_error(owner, error);
-        if !may_work_later {
-            return Err(error);
-        }
-        owner.failed(&error).await;
-        sleep(retry.mul_f64(0.8 + rand::random::<f64>() * 0.4)).await;
-        retry = (retry * 2).min(LAST_RETRY);
-    }
-}
-
-/// Rights, buckets, keys and disks are mended while the steward runs. What doesn't change by itself is what is uploaded.
-fn may_work_later(class: Class) -> bool {
-    !matches!(
-        class,
-        Class::AlreadyExists | Class::SourceFailed | Class::Unsupported
-    )
-}
-
-fn store_error(owner: &Owner, source: snapstore::Error) -> BackupError {
-    BackupError::Store {
-        location: owner.store.location().to_owned(),
-        source,
     }
 }
 

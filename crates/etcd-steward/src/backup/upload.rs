@@ -1,0 +1,121 @@
+//! Brings what is to be stored into the store, and doesn't give up while this member leads.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use snapstore::{Body, Class, SnapshotName, StoredSnapshot};
+use tokio::time::{sleep, timeout};
+use tracing::instrument;
+
+use super::{BackupError, collector::Delta, fence::Fence, full, owner::Owner};
+
+pub(super) const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LAST_RETRY: Duration = Duration::from_mins(1);
+
+pub(super) type Outcome = Result<Option<Stored>, BackupError>;
+
+/// What an upload yielded.
+#[derive(Debug)]
+pub(super) struct Stored {
+    pub(super) snapshot: StoredSnapshot,
+    /// Bytes before compression.
+    pub(super) size: u64,
+}
+
+#[instrument(name = "full snapshot", skip_all, fields(is_final))]
+pub(super) async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
+    let deadline = owner.settings.timeout;
+    let fetched = full::fetch(&owner.connector, owner.settings.compression, &owner.settings.temp);
+    let spooled = timeout(deadline, fetched)
+        .await
+        .map_err(|_| BackupError::Timeout(deadline))??;
+    let name = SnapshotName::full(
+        spooled.summary.revision,
+        Timestamp::now(),
+        owner.settings.compression,
+    )
+    .with_final(is_final);
+    let path = spooled.file.path().to_owned();
+    let body = || async { Ok(Body::from_file(&path).await?) };
+    let snapshot = upload(&owner, &fence, &name, body).await?;
+    Ok(Some(Stored {
+        snapshot,
+        size: spooled.summary.db_size,
+    }))
+}
+
+#[instrument(name = "delta snapshot", skip_all, fields(start = delta.start, last = delta.summary.last_revision))]
+pub(super) async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
+    let (start, last) = (delta.start, delta.summary.last_revision);
+    let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
+    let body = || async { Ok(delta.bytes.body()) };
+    let snapshot = upload(&owner, &fence, &name, body).await?;
+    Ok(Some(Stored {
+        snapshot,
+        size: delta.summary.len,
+    }))
+}
+
+/// Uploads until it works: the object is whole and waits here, so there is nothing better to do than to try again.
+#[instrument(skip_all, fields(%name))]
+async fn upload<F, Fut>(
+    owner: &Owner,
+    fence: &Fence,
+    name: &SnapshotName,
+    body: F,
+) -> Result<StoredSnapshot, BackupError>
+where
+    F: Fn() -> Fut,
+    Fut: Future<Output = Result<Body, BackupError>>,
+{
+    let mut retry = FIRST_RETRY;
+    loop {
+        let guard = fence.clone();
+        let guarded = body().await?.with_guard(async move {
+            guard
+                .check()
+                .await
+                .map(|_| ())
+                .map_err(|error| std::io::Error::other(error.to_string()))
+        });
+        let error = match owner.store.put(name, guarded).await {
+            Ok(stored) => return Ok(stored),
+            Err(error) => error,
+        };
+        // An earlier try of ours may have arrived although its answer got lost.
+        if error.class() == Class::AlreadyExists {
+            let listing = owner
+                .store
+                .list()
+                .await
+                .map_err(|source| store_error(owner, source))?;
+            if let Some(stored) = listing.snapshots.into_iter().find(|stored| stored.name == *name) {
+                return Ok(stored);
+            }
+        }
+        // A cluster that can't be asked at the moment may still be led from here.
+        if let Err(BackupError::NotLeader) = fence.check().await {
+            return Err(BackupError::NotLeader);
+        }
+        let may_work_later = may_work_later(error.class());
+        let error = store_error(owner, error);
+        if !may_work_later {
+            return Err(error);
+        }
+        owner.failed(&error).await;
+        sleep(retry.mul_f64(0.8 + rand::random::<f64>() * 0.4)).await;
+        retry = (retry * 2).min(LAST_RETRY);
+    }
+}
+
+/// Rights, buckets, keys and disks are mended while the steward runs. What doesn't change by itself is what is uploaded.
+fn may_work_later(class: Class) -> bool {
+    !matches!(class, Class::AlreadyExists | Class::Unsupported)
+}
+
+pub(super) fn store_error(owner: &Owner, source: snapstore::Error) -> BackupError {
+    BackupError::Store {
+        location: owner.store.location().to_owned(),
+        source,
+    }
+}

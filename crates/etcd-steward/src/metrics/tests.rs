@@ -1,0 +1,60 @@
+use etcd_storage::compression::Compression;
+
+use super::*;
+
+/// Dashboards and alerts of etcd-backup-restore's users ask for these names and labels.
+#[test]
+fn the_names_of_etcd_backup_restore_are_kept() {
+    let registry = Registry::default();
+    let metrics = Metrics::new(&registry);
+    let second = Duration::from_secs(1);
+    let name = SnapshotName::full(7, Timestamp::UNIX_EPOCH, Compression::Gzip);
+    metrics.snapshot_stored(&name);
+    metrics.snapshot_ended(Kind::Delta, false, second);
+    metrics.snapshot_failed("Timeout");
+    metrics.collected(&Collected {
+        fulls: 2,
+        ..Collected::default()
+    });
+    metrics.validated(true, second);
+    metrics.restored(true, second);
+    metrics.defragmented("http://a:1", true, second);
+    metrics.uncovered(1, None);
+    metrics.verified(Kind::Full, true, second);
+    metrics.secondary_synced(true, second);
+    for step in [Step::AddLearner, Step::Promote, Step::Remove] {
+        metrics.stepped(step, true, second);
+    }
+    operator::metrics::reference::check("the steward", &registry);
+    let text = registry.encode().unwrap();
+    for line in [
+        "etcdbr_snapshot_gc_total{kind=\"Full\",succeeded=\"true\"} 2",
+        "etcdbr_snapshot_latest_revision{kind=\"Full\"} 7",
+        "etcdbr_snapshot_latest_timestamp{kind=\"Full\"} 0",
+        "etcdbr_snapshot_required{kind=\"Incr\"} 1",
+        "etcdbr_snapshot_duration_seconds_count{kind=\"Incr\",succeeded=\"false\"} 1",
+        "etcdbr_validation_duration_seconds_count{succeeded=\"true\"} 1",
+        "etcdbr_restoration_duration_seconds_count{restore=\"single_node\",succeeded=\"true\"} 1",
+        "etcdbr_defragmentation_duration_seconds_count{endpoint=\"http://a:1\",succeeded=\"true\"} 1",
+        "etcdbr_snapstore_latest_deltas_total 0",
+        "etcdbr_snapstore_latest_deltas_revisions_total 0",
+        "etcdbr_snapshotter_failure{error=\"Timeout\"} 1",
+        "etcdbr_cluster_size 0",
+        "etcdbr_is_learner 0",
+        "etcdbr_is_learner_count_total{succeeded=\"true\"} 1",
+        "etcdbr_add_learner_duration_seconds_count{succeeded=\"true\"} 1",
+        "etcdbr_member_remove_duration_seconds_count{succeeded=\"true\"} 1",
+        "etcdbr_member_promote_duration_seconds_count{succeeded=\"true\"} 1",
+    ] {
+        assert!(
+            text.lines().any(|found| found == line),
+            "{line} is missing in\n{text}"
+        );
+    }
+    for name in [
+        "etcdbr_network_transmitted_bytes ",
+        "etcdbr_network_received_bytes ",
+    ] {
+        assert!(text.contains(name), "{name} is missing");
+    }
+}
