@@ -122,11 +122,7 @@ pub(crate) async fn check_chain(rig: &Rig, last: i64) -> anyhow::Result<()> {
 /// SNAP-01: a full snapshot holds exactly what its name says, though all the time something is written.
 #[tokio::test]
 async fn snap_01_full_snapshots_hold_what_their_names_say() -> anyhow::Result<()> {
-    let rig = Rig::start(Setup {
-        size: 1,
-        ..Setup::default()
-    })
-    .await?;
+    let rig = Rig::start(Setup::single()).await?;
     // From the first full snapshot on there is an owner to ask.
     rig.until_covered(1).await?;
     let writer = Writer::start(&rig, Duration::from_millis(1)).await?;
@@ -203,11 +199,7 @@ async fn a_store_that_is_down_disturbs_no_write_and_leaves_no_hole() -> anyhow::
 /// SNAP-07: a steward that restarts takes no full snapshot unless it is needed.
 #[tokio::test]
 async fn snap_07_restarts_take_no_new_full_snapshot() -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup {
-        size: 1,
-        ..Setup::default()
-    })
-    .await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     let revision = rig.put("/kept/", 5).await?;
     rig.until_covered(revision).await?;
     let before = rig.fulls()?;

@@ -167,10 +167,7 @@ async fn quo_07_lost_volumes_are_restored_from_backups() -> anyhow::Result<()> {
 /// BOOT-12: a store that can't be read is no reason to give up data, nor to start without what it may hold.
 #[tokio::test]
 async fn boot_12_an_unreadable_store_is_waited_for() -> anyhow::Result<()> {
-    let setup = Setup {
-        size: 1,
-        ..Setup::default()
-    };
+    let setup = Setup::single();
     let mut rig = Rig::start(setup).await?;
     let revision = rig.put("/kept/", 10).await?;
     rig.until_covered(revision).await?;
@@ -201,10 +198,7 @@ async fn boot_12_an_unreadable_store_is_waited_for() -> anyhow::Result<()> {
 /// BOOT-12: with good data nobody asks the store: etcd starts on the very directory that is there.
 #[tokio::test]
 async fn boot_12_good_data_needs_no_store() -> anyhow::Result<()> {
-    let setup = Setup {
-        size: 1,
-        ..Setup::default()
-    };
+    let setup = Setup::single();
     let mut rig = Rig::start(setup).await?;
     let revision = rig.put("/kept/", 10).await?;
     rig.until_covered(revision).await?;
@@ -385,7 +379,7 @@ async fn boot_09_a_wait_for_the_others_is_told() -> anyhow::Result<()> {
 
 /// BOOT-14: at the others' addresses answers an etcd that has nothing to do with this one: it is left alone.
 #[tokio::test]
-async fn boot_14_another_cluster_is_left_alone() -> anyhow::Result<()> {
+async fn boot_14_strangers_are_left_alone() -> anyhow::Result<()> {
     let mut rig = Rig::start(Setup {
         backup: json!(null),
         ..Setup::default()

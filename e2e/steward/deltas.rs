@@ -25,7 +25,7 @@ fn single(backup: serde_json::Value, options: serde_json::Value) -> Setup {
 }
 
 /// What is restored from the backups is what was there, record for record.
-async fn restores_equal(rig: &mut Rig) -> anyhow::Result<()> {
+pub(crate) async fn restores_equal(rig: &mut Rig) -> anyhow::Result<()> {
     let before = rig.hash().await?;
     rig.until_covered(before.0).await?;
     rig.lose_all().await?;

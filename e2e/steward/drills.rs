@@ -95,12 +95,7 @@ async fn drill_load() -> anyhow::Result<()> {
     // What counts begins here: nobody fills a database at the speed of its disk all day.
     rig.members[0].kill_steward();
     rig.members[0].start_steward()?;
-    rig.until("a full snapshot is taken", async || {
-        let (status, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
-        ensure!(status == 200, "{status}: {answer}");
-        Ok(())
-    })
-    .await?;
+    rig.full_snapshot().await?;
     let load = load(&rig, rate, lasts).await?;
     let (begun, mut behind) = (Instant::now(), 0.0_f64);
     while begun.elapsed() < lasts {

@@ -126,23 +126,8 @@ async fn changed_options_come_into_force() -> anyhow::Result<()> {
 /// With authentication on in etcd everything goes on, by the user's name and password.
 #[tokio::test]
 async fn authentication_is_honoured() -> anyhow::Result<()> {
-    let mut rig = Rig::new(Setup {
-        size: 1,
-        ..Setup::default()
-    })?;
-    rig.members[0].authenticate("root", "secret")?;
-    rig.start_all()?;
-    rig.until_ready().await?;
-    let mut client = rig.client().await?;
-    client.user_add("root", "secret", None).await?;
-    client.user_grant_role("root", "root").await?;
-    client.auth_enable().await?;
-    rig.until("a full snapshot is taken", async || {
-        let (status, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
-        ensure!(status == 200, "{status}: {answer}");
-        Ok(())
-    })
-    .await?;
+    let rig = Rig::start_locked(Setup::single()).await?;
+    rig.full_snapshot().await?;
     let (status, answer) = rig.members[0].call("POST", "/maintenance/defrag").await?;
     ensure!(
         status == 200 && answer["state"] == "Succeeded",

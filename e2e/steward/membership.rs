@@ -17,11 +17,7 @@ use crate::{
 /// SCL-03: members join as learners, and writes go on while they do.
 #[tokio::test]
 async fn scl_03_writes_go_on_while_members_join() -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup {
-        size: 1,
-        ..Setup::default()
-    })
-    .await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     rig.put("/kept/", 20).await?;
     let mut client = rig.members[0].client().await?;
     let probe = tokio::spawn(async move {

@@ -11,14 +11,10 @@ use etcd_client::{Client, CompactionOptions, ConnectOptions, PutOptions};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::rig::{Rig, Setup, revisions};
-
-fn single() -> Setup {
-    Setup {
-        size: 1,
-        ..Setup::default()
-    }
-}
+use crate::{
+    deltas::restores_equal,
+    rig::{Rig, Setup, revisions},
+};
 
 /// A key that hangs on a lease of so many seconds.
 async fn put_leased(client: &mut Client, key: &str, ttl: i64) -> anyhow::Result<i64> {
@@ -37,7 +33,7 @@ async fn status(rig: &Rig) -> anyhow::Result<Value> {
 /// RES-02: leases that run out while their deltas are taken don't disturb a restore: each revision is there, once.
 #[tokio::test]
 async fn res_02_leases_that_run_out_are_restored_exactly() -> anyhow::Result<()> {
-    let mut rig = Rig::start(single()).await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     rig.until_covered(1).await?;
     let mut client = rig.client().await?;
     for number in 0..60 {
@@ -63,21 +59,14 @@ async fn res_02_leases_that_run_out_are_restored_exactly() -> anyhow::Result<()>
     rig.until_covered(last).await?;
     let deltas = rig.stored()?.len() - 1;
     ensure!(deltas > 3, "the leases ran out within {deltas} deltas");
-    let before = rig.hash().await?;
-    rig.lose_all().await?;
-    let after = rig.hash().await?;
-    ensure!(
-        before == after,
-        "revision and hash were {before:?}, and are {after:?}"
-    );
-    Ok(())
+    restores_equal(&mut rig).await
 }
 
 /// RES-03: a lease that only a delta knows comes back, and runs out.
 #[tokio::test]
 async fn res_03_restored_leases_run_out() -> anyhow::Result<()> {
     const TTL: i64 = 15;
-    let mut rig = Rig::start(single()).await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     rig.until_covered(1).await?;
     let revision = put_leased(&mut rig.client().await?, "/leased", TTL).await?;
     rig.until_covered(revision).await?;
@@ -99,20 +88,8 @@ async fn res_03_restored_leases_run_out() -> anyhow::Result<()> {
 /// RES-04: with authentication on, what was written is restored, and so is the lock on the door.
 #[tokio::test]
 async fn res_04_authentication_is_no_obstacle() -> anyhow::Result<()> {
-    let mut rig = Rig::new(single())?;
-    rig.members[0].authenticate("root", "secret")?;
-    rig.start_all()?;
-    rig.until_ready().await?;
-    let mut client = rig.client().await?;
-    client.user_add("root", "secret", None).await?;
-    client.user_grant_role("root", "root").await?;
-    client.auth_enable().await?;
-    rig.until("a full snapshot is taken", async || {
-        let (status, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
-        ensure!(status == 200, "{status}: {answer}");
-        Ok(())
-    })
-    .await?;
+    let mut rig = Rig::start_locked(Setup::single()).await?;
+    rig.full_snapshot().await?;
     let url = rig.members[0].client_url();
     let root = async || {
         let options = ConnectOptions::new().with_user("root", "secret");
@@ -140,7 +117,7 @@ async fn res_04_authentication_is_no_obstacle() -> anyhow::Result<()> {
 #[tokio::test]
 async fn res_05_more_history_than_the_quota_is_restored() -> anyhow::Result<()> {
     const QUOTA: i64 = 64 << 20;
-    let mut setup = single();
+    let mut setup = Setup::single();
     setup.options = json!({"quota-backend-bytes": QUOTA});
     let mut rig = Rig::start(setup).await?;
     rig.until_covered(1).await?;
@@ -175,7 +152,7 @@ async fn res_05_more_history_than_the_quota_is_restored() -> anyhow::Result<()> 
 /// RES-08: what a file system keeps in the root of a volume is no obstacle, and is left alone.
 #[tokio::test]
 async fn res_08_a_volume_with_lost_and_found_is_restored() -> anyhow::Result<()> {
-    let mut rig = Rig::start(single()).await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     let revision = rig.put("/kept/", 10).await?;
     rig.until_covered(revision).await?;
     rig.kill_all();
@@ -193,7 +170,7 @@ async fn res_08_a_volume_with_lost_and_found_is_restored() -> anyhow::Result<()>
 /// is done without.
 #[tokio::test]
 async fn res_10_a_bad_newest_backup_is_named_and_waited_for() -> anyhow::Result<()> {
-    let mut rig = Rig::start(single()).await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     let revision = rig.put("/kept/", 10).await?;
     rig.until_covered(revision).await?;
     let (code, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
@@ -224,7 +201,7 @@ async fn res_10_a_bad_newest_backup_is_named_and_waited_for() -> anyhow::Result<
 /// RES-16: what was restored, from what, and what is lost, is told.
 #[tokio::test]
 async fn res_16_what_was_restored_is_told() -> anyhow::Result<()> {
-    let mut rig = Rig::start(single()).await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     for round in 0..3 {
         let revision = rig.put(&format!("/round-{round}/"), 5).await?;
         rig.until_covered(revision).await?;
@@ -253,7 +230,7 @@ async fn res_16_what_was_restored_is_told() -> anyhow::Result<()> {
 /// RES-17: a restore that takes its time shows how far it is.
 #[tokio::test]
 async fn res_17_progress_is_shown() -> anyhow::Result<()> {
-    let mut rig = Rig::start(single()).await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     rig.until_covered(1).await?;
     for round in 0..8 {
         let revision = rig.fill(&format!("/large/{round}/"), 12).await?;

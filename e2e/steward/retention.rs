@@ -13,15 +13,6 @@ use crate::{
 
 const WHOLE: &str = "etcdbr_backup_chain_verified";
 
-async fn full(rig: &Rig) -> anyhow::Result<()> {
-    rig.until("a full snapshot is taken", async || {
-        let (status, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
-        ensure!(status == 200, "{status}: {answer}");
-        Ok(())
-    })
-    .await
-}
-
 /// Old chains go by the policy, and what a restore of the newest state needs stays.
 #[tokio::test]
 async fn old_chains_go_and_the_newest_stays() -> anyhow::Result<()> {
@@ -37,7 +28,7 @@ async fn old_chains_go_and_the_newest_stays() -> anyhow::Result<()> {
     for round in 0..5 {
         let revision = rig.put(&format!("/round-{round}/"), 3).await?;
         rig.until_covered(revision).await?;
-        full(&rig).await?;
+        rig.full_snapshot().await?;
         // Names have whole seconds.
         sleep(Duration::from_secs(1)).await;
     }
@@ -110,10 +101,7 @@ async fn a_damaged_chain_is_replaced() -> anyhow::Result<()> {
 /// A steward that can't serve its API must not look as if it had done its work.
 #[tokio::test]
 async fn a_taken_port_is_a_failure() -> anyhow::Result<()> {
-    let mut rig = Rig::new(Setup {
-        size: 1,
-        ..Setup::default()
-    })?;
+    let mut rig = Rig::new(Setup::single())?;
     let member = &mut rig.members[0];
     let _taken = member.take_api_port()?;
     member.start_steward()?;
@@ -166,11 +154,7 @@ async fn gc_09_deltas_stay_for_their_time() -> anyhow::Result<()> {
 /// CMP-07: what stops a compaction would stop a restore: the steward says so as well, not only the command, and mends it.
 #[tokio::test]
 async fn cmp_07_a_broken_chain_is_told_by_all() -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup {
-        size: 1,
-        ..Setup::default()
-    })
-    .await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     rig.until_covered(1).await?;
     for round in 0..3 {
         let revision = rig.put(&format!("/round-{round}/"), 3).await?;

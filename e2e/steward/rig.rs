@@ -44,6 +44,16 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    /// One member.
+    pub(crate) fn single() -> Self {
+        Self {
+            size: 1,
+            ..Self::default()
+        }
+    }
+}
+
 /// A cluster on loopback.
 #[derive(Debug)]
 pub(crate) struct Rig {
@@ -70,6 +80,19 @@ impl Rig {
         let mut rig = Self::new(setup)?;
         rig.start_all()?;
         rig.until_ready().await?;
+        Ok(rig)
+    }
+
+    /// The same of one member with authentication: `root`, whose password is `secret`.
+    pub(crate) async fn start_locked(setup: Setup) -> anyhow::Result<Self> {
+        let mut rig = Self::new(setup)?;
+        rig.members[0].authenticate("root", "secret")?;
+        rig.start_all()?;
+        rig.until_ready().await?;
+        let mut client = rig.client().await?;
+        client.user_add("root", "secret", None).await?;
+        client.user_grant_role("root", "root").await?;
+        client.auth_enable().await?;
         Ok(rig)
     }
 
@@ -297,6 +320,16 @@ impl Rig {
         let answer = self.members[0].client().await?.hash_kv(0).await?;
         let revision = answer.header().context("a header")?.revision();
         Ok((revision, answer.hash()))
+    }
+
+    /// Has the first member take a full snapshot, as soon as it owns the backups.
+    pub(crate) async fn full_snapshot(&self) -> anyhow::Result<()> {
+        self.until("a full snapshot is taken", async || {
+            let (status, answer) = self.members[0].call("POST", "/snapshot/full").await?;
+            ensure!(status == 200, "{status}: {answer}");
+            Ok(())
+        })
+        .await
     }
 
     /// Waits until the store covers a revision.

@@ -36,12 +36,7 @@ async fn a_second_store_follows_the_first_one() -> anyhow::Result<()> {
     rig.until_covered(second).await?;
     // What was stored in the same second as the newest full snapshot stays with it.
     sleep(Duration::from_secs(1)).await;
-    rig.until("a new chain is the only one", async || {
-        let (status, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
-        ensure!(status == 200, "{status}: {answer}");
-        Ok(())
-    })
-    .await?;
+    rig.full_snapshot().await?;
     let last = rig.put("/third/", 3).await?;
     rig.until_covered(last).await?;
     rig.until("both stores hold the same", async || {

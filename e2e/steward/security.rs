@@ -180,10 +180,7 @@ const PATHS: [(&str, &str); 10] = [
 
 async fn secured() -> anyhow::Result<(Rig, Authority)> {
     let authority = Authority::new()?;
-    let mut rig = Rig::new(Setup {
-        size: 1,
-        ..Setup::default()
-    })?;
+    let mut rig = Rig::new(Setup::single())?;
     rig.members[0].secure(&authority.certificate, &authority.server()?)?;
     rig.reconfigure()?;
     rig.start_all()?;

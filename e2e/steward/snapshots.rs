@@ -19,13 +19,6 @@ use crate::{
     rig::{Rig, Setup, revisions},
 };
 
-fn single() -> Setup {
-    Setup {
-        size: 1,
-        ..Setup::default()
-    }
-}
-
 /// Seconds since 1970 in an object's name.
 fn created(name: &str) -> anyhow::Result<i64> {
     let time = name.split('-').nth(3).context("a time")?;
@@ -36,7 +29,7 @@ fn created(name: &str) -> anyhow::Result<i64> {
 #[tokio::test]
 async fn snap_02_a_cut_stream_leaves_no_object() -> anyhow::Result<()> {
     const FAILED: &str = "etcdbr_snapshot_duration_seconds_count{kind=\"Full\",succeeded=\"false\"}";
-    let mut rig = Rig::new(single())?;
+    let mut rig = Rig::new(Setup::single())?;
     let port = free_port()?;
     let target = rig.members[0].lead_via(port);
     rig.resize(1)?;
@@ -58,12 +51,7 @@ async fn snap_02_a_cut_stream_leaves_no_object() -> anyhow::Result<()> {
     ensure!(told.reason == "EtcdUnreachable", "{told:?}");
     ensure!(rig.members[0].metric(FAILED).await? >= 1.0);
     proxy.cut_after(u64::MAX);
-    rig.until("a full snapshot is taken", async || {
-        let (status, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
-        ensure!(status == 200, "{status}: {answer}");
-        Ok(())
-    })
-    .await?;
+    rig.full_snapshot().await?;
     ensure!(rig.fulls()?.len() == 2, "{:?}", rig.stored()?);
     let error = rig.members[0].backup_status().await?.error;
     ensure!(error.is_none(), "{error:?}");
@@ -78,7 +66,7 @@ async fn snap_05_a_missed_snapshot_is_made_up_for() -> anyhow::Result<()> {
     // Due half an hour ago, and in half an hour.
     let now = Timestamp::now();
     let minute = (now.to_zoned(TimeZone::UTC).minute() + 30) % 60;
-    let mut setup = single();
+    let mut setup = Setup::single();
     setup.backup["fullSnapshotSchedule"] = json!(format!("{minute} * * * *"));
     let mut rig = Rig::start(setup).await?;
     let revision = rig.put("/kept/", 5).await?;
@@ -103,9 +91,9 @@ async fn snap_05_a_missed_snapshot_is_made_up_for() -> anyhow::Result<()> {
 
 /// SNAP-06: nothing is written, so nothing is stored, and backups are told to be current all the same.
 #[tokio::test]
-async fn snap_06_backups_of_an_idle_cluster_stay_current() -> anyhow::Result<()> {
+async fn snap_06_backups_stay_current_without_writes() -> anyhow::Result<()> {
     const COVERED: &str = "etcdbr_backup_covered_timestamp_seconds";
-    let rig = Rig::start(single()).await?;
+    let rig = Rig::start(Setup::single()).await?;
     let revision = rig.put("/kept/", 5).await?;
     rig.until_covered(revision).await?;
     let uncovered = async || {
@@ -132,7 +120,7 @@ async fn snap_06_backups_of_an_idle_cluster_stay_current() -> anyhow::Result<()>
 /// SNAP-11: the size of the database doesn't matter to the memory that its snapshot takes.
 #[tokio::test]
 async fn snap_11_a_large_database_takes_little_memory() -> anyhow::Result<()> {
-    let mut setup = single();
+    let mut setup = Setup::single();
     // What is collected meanwhile has a limit of its own.
     setup.backup["deltaSnapshotMemoryLimit"] = json!("16Mi");
     let rig = Rig::start(setup).await?;
@@ -157,7 +145,7 @@ async fn snap_11_a_large_database_takes_little_memory() -> anyhow::Result<()> {
 /// its end. Who asks for a snapshot meanwhile gets an answer.
 #[tokio::test]
 async fn snap_12_a_store_that_comes_back_gets_what_was_held() -> anyhow::Result<()> {
-    let rig = Rig::start(single()).await?;
+    let rig = Rig::start(Setup::single()).await?;
     let before = rig.put("/before/", 5).await?;
     rig.until_covered(before).await?;
     rig.block_store()?;
@@ -204,7 +192,7 @@ async fn snap_14_a_wrong_key_is_told_as_such() -> anyhow::Result<()> {
     ] {
         fs::write(credentials.path().join(name), value)?;
     }
-    let mut rig = Rig::start(single()).await?;
+    let mut rig = Rig::start(Setup::single()).await?;
     let revision = rig.put("/kept/", 5).await?;
     rig.until_covered(revision).await?;
     let mut backup = Setup::default().backup;
@@ -241,7 +229,7 @@ async fn snap_14_a_wrong_key_is_told_as_such() -> anyhow::Result<()> {
 /// SNAP-15: one snapshot for a CronJob: 0 and one object, or what failed in one line.
 #[tokio::test]
 async fn snap_15_one_snapshot_and_an_honest_exit() -> anyhow::Result<()> {
-    let mut setup = single();
+    let mut setup = Setup::single();
     setup.backup = Value::Null;
     let rig = Rig::start(setup).await?;
     rig.put("/kept/", 5).await?;
