@@ -105,6 +105,7 @@ up *nodes:
 
 # Stop the dev cluster and its stores, and remove all that they hold
 down:
+    crates/snapstore/tests/stores/swift-server.sh down
     {{ cluster }}/down.sh
 
 # Bring the images of Druid and etcd to the cluster
