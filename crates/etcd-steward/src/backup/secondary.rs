@@ -1,13 +1,7 @@
 //! Keeps a second store like the first one while this steward owns the backups: what it lacks is copied and checked on its
 //! way, and old backups go there by the same policy. Whatever is wrong with it, the first store's backups go on.
 
-use std::{
-    collections::BTreeSet,
-    convert::Infallible,
-    future::pending,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{convert::Infallible, future::pending, sync::Arc, time::Duration};
 
 use api::{
     conditions::{backup_ready, member as condition},
@@ -16,14 +10,14 @@ use api::{
 use jiff::Timestamp;
 use operator::reconcile::chain;
 use snapstore::{
-    Error, SnapStore, SnapshotName, StoredSnapshot,
+    Error, Kind, SnapStore, StoredSnapshot,
     copy::{self, CopyEvent, CopyOptions},
     retention::{KeepFulls, collect},
 };
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::{fence::Fence, owner::Owner, retention::Fenced};
+use super::{fence::Fence, owner::Owner, retention::Fenced, verification::Proven};
 
 const FIRST_RETRY: Duration = Duration::from_secs(10);
 
@@ -54,7 +48,7 @@ pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
             secondary.period
         } else {
             let pause = retry.min(secondary.period);
-            retry *= 2;
+            retry = (pause * 2).min(secondary.period);
             pause
         };
         pass.tell(owner, outcome).await;
@@ -63,38 +57,38 @@ pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
 }
 
 /// What went wrong: the reason, and what people are to know.
-type Trouble = (&'static str, String);
+type Fault = (&'static str, String);
 
 #[derive(Default)]
 struct Pass {
-    /// What was read from its first byte to its hash when it was copied.
-    checked: Arc<Mutex<BTreeSet<SnapshotName>>>,
+    /// Full snapshots that were read from the first byte to the hash when they were copied.
+    checked: Proven,
     /// What was told last: the same failure comes at every pass.
     told: Option<&'static str>,
 }
 
 impl Pass {
-    async fn run(&self, owner: &Owner, fence: &Fence, secondary: &Secondary) -> Result<(), Trouble> {
+    async fn run(&self, owner: &Owner, fence: &Fence, secondary: &Secondary) -> Result<(), Fault> {
         self.copy(owner, secondary).await?;
         if owner.settings.retention_period.is_none() {
             return Ok(());
         }
         let store = Fenced::new(secondary.store.as_ref(), fence);
-        let (proven, checked) = (owner.proven.names(), self.checked());
+        let (proven, checked) = (owner.proven.names(), self.checked.names());
         let is_proven = |full: &StoredSnapshot| proven.contains(&full.name) || checked.contains(&full.name);
         let collected = collect(&store, &owner.settings.retention, is_proven, Timestamp::now())
             .await
-            .map_err(|error| trouble("look for old backups in the second store", &error))?;
+            .map_err(|error| fault("look for old backups in the second store", &error))?;
         match collected.failed.first() {
             Some(failed) if !store.is_lost() => {
                 let action = format!("delete {} in the second store", failed.key);
-                Err(trouble(&action, &failed.error))
+                Err(fault(&action, &failed.error))
             }
             _ => Ok(()),
         }
     }
 
-    async fn copy(&self, owner: &Owner, secondary: &Secondary) -> Result<(), Trouble> {
+    async fn copy(&self, owner: &Owner, secondary: &Secondary) -> Result<(), Fault> {
         let options = CopyOptions {
             // What the policy would delete right away isn't copied.
             max_backups: match owner.settings.retention.fulls {
@@ -103,16 +97,14 @@ impl Pass {
             },
             ..CopyOptions::default()
         };
-        let checked = Arc::clone(&self.checked);
-        let observer = Arc::new(move |event: CopyEvent<'_>| {
-            if let CopyEvent::Copied(name) = event {
-                let mut checked = checked.lock().unwrap_or_else(PoisonError::into_inner);
-                checked.insert(name.clone().with_final(false));
-            }
+        let checked = self.checked.clone();
+        let observer = Arc::new(move |event: CopyEvent<'_>| match event {
+            CopyEvent::Copied(name) if name.kind == Kind::Full => checked.add(name.clone().with_final(false)),
+            _ => {}
         });
         let copied = copy::copy(owner.store.as_ref(), secondary.store.as_ref(), &options, observer)
             .await
-            .map_err(|error| trouble("copy to the second store", &error))?;
+            .map_err(|error| fault("copy to the second store", &error))?;
         if copied.snapshots > 0 {
             info!(
                 snapshots = copied.snapshots,
@@ -125,19 +117,12 @@ impl Pass {
             Some((name, error)) => {
                 let others = copied.failed.len() - 1;
                 let action = format!("copy {name} and {others} others to the second store");
-                Err(trouble(&action, error))
+                Err(fault(&action, error))
             }
         }
     }
 
-    fn checked(&self) -> BTreeSet<SnapshotName> {
-        self.checked
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    async fn tell(&mut self, owner: &Owner, outcome: Result<(), Trouble>) {
+    async fn tell(&mut self, owner: &Owner, outcome: Result<(), Fault>) {
         let (status, reason, message) = match outcome {
             Ok(()) => {
                 let message = "the second store has all backups of the first one".to_owned();
@@ -169,6 +154,6 @@ impl Pass {
     }
 }
 
-fn trouble(action: &str, error: &Error) -> Trouble {
+fn fault(action: &str, error: &Error) -> Fault {
     (error.reason(), format!("{action}: {}", chain(error)))
 }

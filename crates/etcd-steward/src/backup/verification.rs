@@ -38,6 +38,11 @@ impl Proven {
         self.lock().clone()
     }
 
+    /// One more was read back.
+    pub(super) fn add(&self, name: SnapshotName) {
+        self.lock().insert(name);
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<SnapshotName>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -97,7 +102,7 @@ async fn newest_chain(owner: &Owner) -> Found {
                 Verdict::Damaged { reason } => return Found::Damaged(format!("{}: {reason}", stored.name)),
                 Verdict::Unknown { reason } => return Found::Unknown(format!("{}: {reason}", stored.name)),
             }
-            owner.proven.lock().insert(stored.name.clone());
+            owner.proven.add(stored.name.clone());
         }
         end = stored.name.last_revision;
     }
