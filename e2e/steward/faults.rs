@@ -1,8 +1,12 @@
-//! What lies between a steward and the world: a TCP proxy that cuts connections, and a server that refuses everyone.
+//! What lies between a process and the world: a TCP proxy that slows and cuts connections, and a server that refuses
+//! everyone.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::{
@@ -11,50 +15,91 @@ use tokio::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
+    task::JoinHandle,
+    time::sleep,
 };
 
-/// Passes connections on, up to a number of bytes that come back over each.
+const CHUNK: usize = 16 << 10;
+
+/// Passes connections on to a port, until it is dropped.
+#[derive(Debug)]
 pub(crate) struct Proxy {
-    limit: Arc<AtomicU64>,
+    pub(crate) port: u16,
+    limits: Arc<Limits>,
+    task: JoinHandle<()>,
+}
+
+/// Of each connection; at first none.
+#[derive(Debug)]
+struct Limits {
+    /// Bytes a second towards the port.
+    rate: AtomicU64,
+    /// Bytes back from it, after which the connection is cut.
+    back: AtomicU64,
 }
 
 impl Proxy {
-    /// Listens on one port and passes all on to another.
+    /// Listens on one port, or on any if that is 0, and passes all on to another.
     pub(crate) async fn start(port: u16, target: u16) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", port)).await?;
-        let limit = Arc::new(AtomicU64::new(u64::MAX));
-        tokio::spawn({
-            let limit = Arc::clone(&limit);
+        let port = listener.local_addr()?.port();
+        let limits = Arc::new(Limits {
+            rate: AtomicU64::new(u64::MAX),
+            back: AtomicU64::new(u64::MAX),
+        });
+        let task = tokio::spawn({
+            let limits = Arc::clone(&limits);
             async move {
                 while let Ok((client, _)) = listener.accept().await {
                     if let Ok(server) = TcpStream::connect(("127.0.0.1", target)).await {
-                        pass(client, server, Arc::clone(&limit));
+                        pass(client, server, Arc::clone(&limits));
                     }
                 }
             }
         });
-        Ok(Self { limit })
+        Ok(Self { port, limits, task })
+    }
+
+    /// So many bytes a second pass towards the port, from now on.
+    pub(crate) fn limit(&self, rate: u64) {
+        self.limits.rate.store(rate, Ordering::Relaxed);
     }
 
     /// Each connection is cut after so many bytes, from now on.
     pub(crate) fn cut_after(&self, bytes: u64) {
-        self.limit.store(bytes, Ordering::Relaxed);
+        self.limits.back.store(bytes, Ordering::Relaxed);
     }
 }
 
-fn pass(client: TcpStream, server: TcpStream, limit: Arc<AtomicU64>) {
-    let (mut from_client, to_client) = client.into_split();
-    let (from_server, mut to_server) = server.into_split();
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+fn pass(client: TcpStream, server: TcpStream, limits: Arc<Limits>) {
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
     tokio::spawn(async move {
-        let there = async {
-            let _ = tokio::io::copy(&mut from_client, &mut to_server).await;
-        };
         // What ends first takes the other along, and with it both connections.
         tokio::select! {
-            () = there => {}
-            () = back(from_server, to_client, &limit) => {}
+            () = there(from_client, to_server, &limits.rate) => {}
+            () = back(from_server, to_client, &limits.back) => {}
         }
     });
+}
+
+async fn there(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, rate: &AtomicU64) {
+    let mut buffer = vec![0; CHUNK];
+    while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        if to.write_all(&buffer[..count]).await.is_err() {
+            return;
+        }
+        let pause = count as u64 * 1_000_000 / rate.load(Ordering::Relaxed).max(1);
+        if pause > 0 {
+            sleep(Duration::from_micros(pause)).await;
+        }
+    }
 }
 
 async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, limit: &AtomicU64) {

@@ -12,7 +12,6 @@ mod maintenance;
 mod member;
 mod membership;
 mod pki;
-mod proxy;
 mod restores;
 mod retention;
 mod rig;

@@ -9,8 +9,8 @@ use steward_proto::v1::{ListSnapshotsRequest, MemberRole};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
+    faults::Proxy,
     member::Member,
-    proxy::Proxy,
     rig::{Rig, Setup},
 };
 
@@ -266,7 +266,8 @@ async fn scl_16_a_learner_shows_how_far_it_is() -> anyhow::Result<()> {
             .await?;
     }
     rig.resize(2)?;
-    let proxy = Proxy::start(rig.members[1].peer_port(), 3 << 20).await?;
+    let proxy = Proxy::start(0, rig.members[1].peer_port()).await?;
+    proxy.limit(3 << 20);
     rig.members[1].reached_by(proxy.port);
     rig.reconfigure()?;
     rig.members[0].kill_steward();
