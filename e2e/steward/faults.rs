@@ -1,7 +1,10 @@
-//! What lies between a process and the world: a TCP proxy that slows and cuts connections, and a server that refuses
-//! everyone.
+//! What lies between a process and the world: a TCP proxy that slows and cuts connections, a real S3 server behind it, and
+//! a server that refuses everyone.
 
 use std::{
+    env, fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -9,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::Context as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{
@@ -32,8 +36,9 @@ pub(crate) struct Proxy {
 /// Of each connection; at first none.
 #[derive(Debug)]
 struct Limits {
-    /// Bytes a second towards the port.
+    /// Bytes a second towards the port, and back from it.
     rate: AtomicU64,
+    rate_back: AtomicU64,
     /// Bytes back from it, after which the connection is cut.
     back: AtomicU64,
 }
@@ -41,17 +46,23 @@ struct Limits {
 impl Proxy {
     /// Listens on one port, or on any if that is 0, and passes all on to another.
     pub(crate) async fn start(port: u16, target: u16) -> anyhow::Result<Self> {
+        Self::start_for(port, (Ipv4Addr::LOCALHOST, target).into()).await
+    }
+
+    /// The same for a server anywhere.
+    pub(crate) async fn start_for(port: u16, target: SocketAddr) -> anyhow::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         let port = listener.local_addr()?.port();
         let limits = Arc::new(Limits {
             rate: AtomicU64::new(u64::MAX),
+            rate_back: AtomicU64::new(u64::MAX),
             back: AtomicU64::new(u64::MAX),
         });
         let task = tokio::spawn({
             let limits = Arc::clone(&limits);
             async move {
                 while let Ok((client, _)) = listener.accept().await {
-                    if let Ok(server) = TcpStream::connect(("127.0.0.1", target)).await {
+                    if let Ok(server) = TcpStream::connect(target).await {
                         pass(client, server, Arc::clone(&limits));
                     }
                 }
@@ -63,6 +74,11 @@ impl Proxy {
     /// So many bytes a second pass towards the port, from now on.
     pub(crate) fn limit(&self, rate: u64) {
         self.limits.rate.store(rate, Ordering::Relaxed);
+    }
+
+    /// So many bytes a second come back from the port, from now on.
+    pub(crate) fn limit_back(&self, rate: u64) {
+        self.limits.rate_back.store(rate, Ordering::Relaxed);
     }
 
     /// Each connection is cut after so many bytes, from now on.
@@ -84,7 +100,7 @@ fn pass(client: TcpStream, server: TcpStream, limits: Arc<Limits>) {
         // What ends first takes the other along, and with it both connections.
         tokio::select! {
             () = there(from_client, to_server, &limits.rate) => {}
-            () = back(from_server, to_client, &limits.back) => {}
+            () = back(from_server, to_client, &limits) => {}
         }
     });
 }
@@ -95,17 +111,22 @@ async fn there(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, rate: &AtomicU64
         if to.write_all(&buffer[..count]).await.is_err() {
             return;
         }
-        let pause = count as u64 * 1_000_000 / rate.load(Ordering::Relaxed).max(1);
-        if pause > 0 {
-            sleep(Duration::from_micros(pause)).await;
-        }
+        pace(count, rate).await;
     }
 }
 
-async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, limit: &AtomicU64) {
+/// Waits for as long as so many bytes take.
+async fn pace(count: usize, rate: &AtomicU64) {
+    let pause = count as u64 * 1_000_000 / rate.load(Ordering::Relaxed).max(1);
+    if pause > 0 {
+        sleep(Duration::from_micros(pause)).await;
+    }
+}
+
+async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, limits: &Limits) {
     let (mut buffer, mut passed, mut known) = (vec![0; 64 << 10], 0, 0);
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
-        let limit = limit.load(Ordering::Relaxed);
+        let limit = limits.back.load(Ordering::Relaxed);
         if limit != known {
             (passed, known) = (0, limit);
         }
@@ -113,6 +134,36 @@ async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, limit: &AtomicU64
         if passed > limit || to.write_all(&buffer[..count]).await.is_err() {
             return;
         }
+        pace(count, &limits.rate_back).await;
+    }
+}
+
+/// The S3 server that `e2e/cluster/stores.sh up s3` has started.
+#[derive(Debug)]
+pub(crate) struct S3(PathBuf);
+
+impl S3 {
+    pub(crate) fn running() -> anyhow::Result<Self> {
+        let state = env::var("DRUID_DEV_STATE").unwrap_or_else(|_| "/var/lib/druid-dev".to_owned());
+        let folder = PathBuf::from(state).join("stores/s3");
+        anyhow::ensure!(folder.is_dir(), "no S3 server in {}: start it", folder.display());
+        Ok(Self(folder))
+    }
+
+    /// What is known of it under a name.
+    pub(crate) fn file(&self, name: &str) -> anyhow::Result<String> {
+        Ok(fs::read_to_string(self.0.join(name))?.trim().to_owned())
+    }
+
+    pub(crate) fn address(&self) -> anyhow::Result<SocketAddr> {
+        let endpoint = self.file("endpoint")?;
+        let address = endpoint.strip_prefix("http://").context("plain http")?;
+        Ok(address.parse()?)
+    }
+
+    /// Folder of the credentials.
+    pub(crate) fn secret(&self) -> String {
+        self.0.join("secret").to_string_lossy().into_owned()
     }
 }
 

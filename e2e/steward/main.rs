@@ -17,4 +17,5 @@ mod retention;
 mod rig;
 mod secondary;
 mod security;
+mod signing;
 mod snapshots;

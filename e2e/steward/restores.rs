@@ -13,7 +13,9 @@ use tokio::time::sleep;
 
 use crate::{
     deltas::restores_equal,
+    faults::{Proxy, S3},
     rig::{Rig, Setup, revisions},
+    signing::manifest,
 };
 
 /// A key that hangs on a lease of so many seconds.
@@ -198,7 +200,32 @@ async fn res_10_a_bad_newest_backup_is_named_and_waited_for() -> anyhow::Result<
     Ok(())
 }
 
-/// RES-16: what was restored, from what, and what is lost, is told.
+/// QUO-09: a cluster that comes from a backup has the members that are wanted, and none of those that the backup knows,
+/// such as a learner that never voted.
+#[tokio::test]
+async fn quo_09_a_recovered_cluster_has_one_voter_and_no_learner() -> anyhow::Result<()> {
+    let mut rig = Rig::start(Setup::single()).await?;
+    let mut client = rig.client().await?;
+    let learner = etcd_client::MemberAddOptions::new().with_is_learner();
+    client.member_add(["http://127.0.0.1:9"], Some(learner)).await?;
+    let last = rig.put("/kept/", 5).await?;
+    rig.full_snapshot().await?;
+    rig.until_covered(last).await?;
+    let before = rig.hash().await?;
+    rig.lose_all().await?;
+    let listed = rig.client().await?.member_list().await?;
+    let names: Vec<_> = listed
+        .members()
+        .iter()
+        .map(|member| (member.name(), member.is_learner()))
+        .collect();
+    ensure!(names == [(rig.members[0].name.as_str(), false)], "{names:?}");
+    ensure!(rig.hash().await? == before);
+    rig.put("/after/", 1).await?;
+    Ok(())
+}
+
+/// RES-16: what was restored, from what, and what is lost, is told; and it is what the manifest says.
 #[tokio::test]
 async fn res_16_what_was_restored_is_told() -> anyhow::Result<()> {
     let mut rig = Rig::start(Setup::single()).await?;
@@ -217,6 +244,9 @@ async fn res_16_what_was_restored_is_told() -> anyhow::Result<()> {
         told["revision"] == before.0 && told["snapshot"] == stored[0],
         "{told}"
     );
+    let deltas = stored.len() - 1;
+    let since = told["coveredUntil"].as_str().context("a time")?;
+    ensure!(told["deltas"] == deltas && !since.is_empty(), "{told}");
     let message = told["message"].as_str().context("a message")?;
     let deltas = format!("{} deltas", stored.len() - 1);
     ensure!(
@@ -224,7 +254,20 @@ async fn res_16_what_was_restored_is_told() -> anyhow::Result<()> {
         "{message}"
     );
     ensure!(rig.hash().await? == before);
-    Ok(())
+    // Of a full snapshot alone the manifest tells the number of keys as well.
+    rig.full_snapshot().await?;
+    let full = rig.fulls()?.last().context("a full snapshot")?.clone();
+    let said = manifest(&rig, &full)?;
+    ensure!(said["keys"] == 15, "{said}");
+    rig.lose_all().await?;
+    rig.until("the keys are counted", async || {
+        let told = status(&rig).await?["lastRestoration"].clone();
+        ensure!(told["snapshot"] == full && told["deltas"] == 0, "{told}");
+        ensure!(told["keys"] == said["keys"], "{told}");
+        ensure!(told["snapshotSHA256"] == said["sha256"], "{told}, {said}");
+        Ok(())
+    })
+    .await
 }
 
 /// RES-17: a restore that takes its time shows how far it is.
@@ -258,4 +301,59 @@ async fn res_17_progress_is_shown() -> anyhow::Result<()> {
     ensure!(seen.len() >= 3, "{seen:?}: {restored}");
     ensure!(percents.is_sorted(), "{percents:?}");
     rig.until_ready().await
+}
+
+/// RES-17: however slowly the store gives its objects, how far the restore is moves on at least every ten seconds.
+#[tokio::test]
+async fn store_s3_res_17_progress_moves_with_a_slow_store() -> anyhow::Result<()> {
+    const RATE: u64 = 96 << 10;
+    let server = S3::running()?;
+    let proxy = Proxy::start_for(0, server.address()?).await?;
+    let mut setup = Setup::single();
+    setup.backup["store"] = json!({
+        "provider": "S3", "container": server.file("bucket")?, "prefix": format!("test/{:032x}/t1", rand::random::<u128>()),
+        "endpointOverride": format!("http://127.0.0.1:{}", proxy.port),
+    });
+    let mut rig = Rig::new(setup)?;
+    rig.members[0].set_env("AWS_APPLICATION_CREDENTIALS", server.secret());
+    rig.start_all()?;
+    rig.until_ready().await?;
+    rig.fill("/large/", 10).await?;
+    rig.full_snapshot().await?;
+    let before = rig.hash().await?;
+    rig.kill_all();
+    rig.members[0].wipe()?;
+    proxy.limit_back(RATE);
+    rig.start_all()?;
+    let (mut moves, mut seen) = (0, String::new());
+    let (begun, mut last) = (Instant::now(), Instant::now());
+    loop {
+        ensure!(
+            begun.elapsed() < Duration::from_mins(3),
+            "it takes too long: {seen}"
+        );
+        ensure!(
+            last.elapsed() < Duration::from_secs(10),
+            "nothing has moved since {seen:?}"
+        );
+        if let Ok(told) = status(&rig).await {
+            if told["lastRestoration"]["status"] == "Success" {
+                break;
+            }
+            let message = told["initialization"]["message"].as_str().unwrap_or_default();
+            if message != seen {
+                (moves, last) = (moves + 1, Instant::now());
+                message.clone_into(&mut seen);
+            }
+        }
+        sleep(Duration::from_millis(200)).await;
+    }
+    ensure!(
+        begun.elapsed() > Duration::from_secs(20) && moves > 5,
+        "{moves} moves"
+    );
+    proxy.limit_back(u64::MAX);
+    rig.until_ready().await?;
+    ensure!(rig.hash().await? == before);
+    Ok(())
 }

@@ -19,7 +19,7 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector},
 };
 use kube::{Resource as _, ResourceExt as _, api::ObjectMeta};
-use operator::store::{Role, access};
+use operator::store::{Role, access, signing};
 
 use crate::decision::{Backlog, LastRun};
 
@@ -119,7 +119,8 @@ fn pod(order: &Order<'_>) -> Result<PodSpec, UnknownStoreProvider> {
         container: order.store.container().map(str::to_owned),
         ..order.store.clone()
     };
-    let access = access(&store, Role::Primary, order.host_path)?;
+    let signed = etcd.spec.backup.signing.as_ref().map(signing).unwrap_or_default();
+    let access = access(&store, Role::Primary, order.host_path)?.and(signed);
     let mut volumes = access.volumes.clone();
     volumes.push(Volume {
         name: "scratch".to_owned(),

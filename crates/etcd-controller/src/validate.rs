@@ -197,11 +197,11 @@ fn store_access(backup: &BackupSpec, referenced: &Referenced) -> Result<Access, 
     let Some(store) = &backup.store else {
         return Ok(Access::default());
     };
-    let primary = access(store, Role::Primary)?;
-    Ok(match &backup.secondary {
-        Some(secondary) => primary.and(access(&secondary.store, Role::Secondary)?),
-        None => primary,
-    })
+    let mut all = access(store, Role::Primary)?;
+    if let Some(secondary) = &backup.secondary {
+        all = all.and(access(&secondary.store, Role::Secondary)?);
+    }
+    Ok(all.and(backup.signing.as_ref().map(store::signing).unwrap_or_default()))
 }
 
 fn ports(etcd: &Etcd) -> Result<Ports, ValidateError> {

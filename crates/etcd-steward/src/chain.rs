@@ -1,6 +1,7 @@
 //! From what a store lists to the chain that the storage engine reads: which snapshots there are, which of them can't be
 //! used, the way to a wanted state ([`route`]), and its objects, which are fetched when they are needed ([`fetch`]).
 
+mod attest;
 mod check;
 mod damage;
 mod fetch;
@@ -16,13 +17,15 @@ use etcd_storage::{
     object::{Chain, Object},
 };
 use snapstore::{
-    Kind, Layout, Listing, SnapStore, SnapshotName, StoredSnapshot, Unparsable, name::NameError,
+    Kind, Layout, Listing, SnapStore, SnapshotName, StoredSnapshot, Unparsable, manifest::Manifest,
+    name::NameError,
 };
 use tokio::runtime::Handle;
 
-pub(crate) use self::check::{Verdict, check};
+pub(crate) use self::check::{Verdict, read_back};
 use self::fetch::Fetch;
 pub use self::{
+    attest::FindError,
     damage::{Cause, Damage, Fault, Rescue, Revisions, is_damage, store_error},
     route::{Error, Route, Wanted},
 };
@@ -39,6 +42,10 @@ struct Entry {
     link: Link,
     /// Why it can't be used.
     fault: Option<String>,
+    /// Whether its manifest was looked at, and found in order.
+    attested: bool,
+    /// What that says.
+    manifest: Option<Manifest>,
 }
 
 impl Catalog {
@@ -58,6 +65,8 @@ impl Catalog {
                 name,
                 stored,
                 fault,
+                attested: false,
+                manifest: None,
             };
         Self(known.chain(unknown).enumerate().map(entry).collect())
     }
@@ -86,7 +95,16 @@ impl Catalog {
     /// The objects of a plan. They are fetched when they are opened, from threads outside the runtime.
     pub fn open(&self, store: &Arc<dyn SnapStore>, plan: &Plan, runtime: &Handle) -> Source {
         let fetched = Arc::default();
-        let open = |link: &Link| object(store, &self.0[link.index].stored, runtime, &fetched);
+        let open = |link: &Link| {
+            let entry = &self.0[link.index];
+            object(
+                store,
+                &entry.stored,
+                self.manifest(link).cloned(),
+                runtime,
+                &fetched,
+            )
+        };
         let chain = Chain {
             base: open(&plan.base),
             deltas: plan.deltas.iter().map(open).collect(),
@@ -110,10 +128,12 @@ pub struct Source {
     pub size: u64,
 }
 
-/// A stored snapshot as the engine reads it. What is fetched is added to `fetched`.
+/// A stored snapshot as the engine reads it: to its end only if it is what its manifest says. What is fetched is added to
+/// `fetched`.
 pub fn object(
     store: &Arc<dyn SnapStore>,
     stored: &StoredSnapshot,
+    manifest: Option<Manifest>,
     runtime: &Handle,
     fetched: &Arc<AtomicU64>,
 ) -> Object {
@@ -125,7 +145,8 @@ pub fn object(
         start: stored.name.start_revision,
         last: stored.name.last_revision,
         open: Box::new(move || {
-            let fetch = Fetch::start(Arc::clone(&store), place.clone(), Arc::clone(&fetched), &runtime);
+            let (store, fetched) = (Arc::clone(&store), Arc::clone(&fetched));
+            let fetch = Fetch::start(store, place.clone(), manifest.clone(), fetched, &runtime);
             Ok(Box::new(fetch))
         }),
     }
@@ -156,6 +177,7 @@ fn of_unknown_form(unknown: Unparsable) -> Option<(String, StoredSnapshot, Optio
         layout: Layout::V2,
         object: unknown.object,
         excluded: false,
+        manifest: None,
     };
     Some((text, stored, Some(unknown.reason.to_string())))
 }

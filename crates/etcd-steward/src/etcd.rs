@@ -6,7 +6,7 @@ use std::{
 };
 
 use api::steward::{auth, tls};
-use etcd_client::{Client, ConnectOptions, TlsOptions};
+use etcd_client::{Client, ConnectOptions, GetOptions, TlsOptions};
 use tokio::{fs, net::TcpStream, time::timeout};
 use tonic::transport::{Certificate, Identity};
 
@@ -97,6 +97,23 @@ impl Connector {
     pub async fn remote(&self, urls: &[impl AsRef<str>]) -> Result<Client, EtcdError> {
         let urls: Vec<&str> = urls.iter().map(AsRef::as_ref).collect();
         self.connect(&urls, None).await
+    }
+
+    /// Keys at a revision. The answer comes from etcd's index, without a look at the data.
+    pub async fn count_keys(&self, revision: i64) -> Result<i64, EtcdError> {
+        let options = GetOptions::new()
+            .with_all_keys()
+            .with_count_only()
+            .with_revision(revision);
+        let mut client = self.local().await?;
+        let answer = call("count the keys", CALL_TIMEOUT, client.get("", Some(options))).await?;
+        Ok(answer.count())
+    }
+
+    /// Whether there is a user name and a password to be used.
+    pub fn authenticates(&self) -> bool {
+        let user = self.auth.as_ref().map(|folder| folder.join(auth::USERNAME));
+        user.is_some_and(|user| user.exists())
     }
 
     /// Whether something listens at a URL.

@@ -1,6 +1,14 @@
 //! Fills the data directory from the backups: beside the old one, which is moved aside when the new one is complete.
 
-use std::{ops::ControlFlow, path::Path, time::Instant};
+use std::{
+    ops::ControlFlow,
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use api::v1alpha1::{
     MemberState, MemberSubState, Restoration, RestorationStatus, RestorationType, transition_reason as reason,
@@ -15,14 +23,21 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use operator::reconcile::chain as causes;
 use snapstore::StoredSnapshot;
-use tokio::runtime::Handle;
+use tokio::{
+    runtime::Handle,
+    task::{JoinError, JoinHandle},
+    time::timeout,
+};
 use tracing::{info, info_span, instrument};
 
 use crate::{
     bootstrap::evidence::Scene,
-    chain::{self, Catalog, Wanted},
-    member::whole_seconds,
+    chain::{self, Catalog, FindError, Wanted},
+    member::{Status, whole_seconds},
 };
+
+/// A restore that takes its time is told of at least this often.
+const TOLD_EVERY: Duration = Duration::from_secs(3);
 
 /// Why the backups weren't restored. The data directory is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -119,16 +134,19 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
 #[derive(Debug)]
 struct Used {
     full: String,
+    /// SHA-256 of the full snapshot's object, if its manifest tells it.
+    sha256: Option<String>,
     deltas: usize,
     /// When the last of them was taken: what was written later is lost.
     until: Timestamp,
 }
 
 impl Used {
-    fn of<'a>(snapshots: impl Iterator<Item = &'a StoredSnapshot>) -> Self {
+    fn of<'a>(snapshots: impl Iterator<Item = &'a StoredSnapshot>, sha256: Option<String>) -> Self {
         let names: Vec<_> = snapshots.map(|stored| &stored.name).collect();
         Self {
             full: names.first().map(ToString::to_string).unwrap_or_default(),
+            sha256,
             deltas: names.len().saturating_sub(1),
             until: names.last().map(|name| name.created_on).unwrap_or_default(),
         }
@@ -153,11 +171,27 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         source,
     };
     let listing = store.list().await.map_err(failed)?;
-    let catalog = Catalog::new(listing);
-    let plan = catalog.route(&Wanted::Latest, false)?.plan;
-    let (end, used) = (plan.end, Used::of(catalog.snapshots(&plan)));
+    let mut catalog = Catalog::new(listing);
+    let found = catalog.find(&store, &Wanted::Latest, false).await;
+    let plan = match found {
+        Ok(route) => route.plan,
+        Err(FindError::Route(error)) => return Err(error.into()),
+        Err(FindError::Store(error)) => return Err(failed(error)),
+    };
+    let sha256 = catalog
+        .manifest(&plan.base)
+        .map(|manifest| manifest.sha256.clone());
+    let (end, used) = (plan.end, Used::of(catalog.snapshots(&plan), sha256));
     let broken = |what: &str| RestoreError::BrokenOff(what.to_owned());
-    let chain = catalog.open(&store, &plan, &Handle::current()).chain;
+    let source = catalog.open(&store, &plan, &Handle::current());
+    let meter = Arc::new(Meter {
+        status: scene.status.clone(),
+        end,
+        size: source.size,
+        fetched: source.fetched,
+        seen: Mutex::new(None),
+    });
+    let chain = source.chain;
     let fresh = scene.data_dir.with_extension("restored");
     remove(&fresh)?;
     let options = Options {
@@ -172,31 +206,65 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         bump_revision: None,
         unknown_lease_ttl: None,
     };
-    let status = scene.status.clone();
+    let seen = Arc::clone(&meter);
     let span = info_span!("assemble", full = used.full, deltas = used.deltas);
     let work = tokio::task::spawn_blocking(move || {
         let _entered = span.entered();
         let mut tell = |progress: Progress| {
-            let percent = percent(progress.objects_done, progress.objects);
-            let message = format!(
-                "restores: object {} of {}, revision {} of {end}, {} MiB read",
-                progress.objects_done,
-                progress.objects,
-                progress.revision,
-                progress.bytes >> 20
-            );
-            status.progress(percent, &message);
+            seen.see(progress);
             ControlFlow::Continue(())
         };
         restore(&chain, &options, &mut tell)
     });
-    let restored = work.await.map_err(|error| broken(&error.to_string()))??;
+    let restored = meter.follow(work).await;
+    let restored = restored.map_err(|error| broken(&error.to_string()))??;
     swap(&fresh, &scene.data_dir)?;
     Ok((restored, used))
 }
 
-fn percent(done: usize, of: usize) -> i32 {
-    i32::try_from(done * 100 / of.max(1)).unwrap_or(100)
+/// Tells how far a restore is: whenever the engine has done something, and at least as often as [`TOLD_EVERY`], for a
+/// slow store keeps the engine waiting.
+struct Meter {
+    status: Status,
+    /// The revision that is to be reached.
+    end: i64,
+    /// Bytes of all objects, and those of them that have arrived.
+    size: u64,
+    fetched: Arc<AtomicU64>,
+    /// What the engine told last.
+    seen: Mutex<Option<Progress>>,
+}
+
+impl Meter {
+    fn see(&self, progress: Progress) {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
+        self.tell();
+    }
+
+    async fn follow<T>(&self, mut work: JoinHandle<T>) -> Result<T, JoinError> {
+        loop {
+            match timeout(TOLD_EVERY, &mut work).await {
+                Ok(done) => return done,
+                Err(_) => self.tell(),
+            }
+        }
+    }
+
+    fn tell(&self) {
+        let fetched = self.fetched.load(Ordering::Relaxed).min(self.size);
+        let percent = fetched.saturating_mul(100).checked_div(self.size).unwrap_or(100);
+        let seen = *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = seen.map_or_else(String::new, |seen| {
+            let (done, all) = (seen.objects_done, seen.objects);
+            format!(
+                "object {done} of {all}, revision {} of {}, ",
+                seen.revision, self.end
+            )
+        });
+        let message = format!("restores: {at}{} of {} KiB read", fetched >> 10, self.size >> 10);
+        self.status
+            .progress(i32::try_from(percent).unwrap_or(100), &message);
+    }
 }
 
 /// Puts the new data directory in the place of the old one, which is kept under another name.
@@ -238,7 +306,12 @@ fn note(
             start_time: Some(begun.clone()),
             end_time: ended.then(|| Time(whole_seconds(Timestamp::now()))),
             snapshot: outcome.map(|(used, _)| used.full.clone()),
+            snapshot_sha256: outcome.and_then(|(used, _)| used.sha256.clone()),
+            deltas: outcome.and_then(|(used, _)| i32::try_from(used.deltas).ok()),
+            covered_until: outcome.map(|(used, _)| Time(used.until)),
             revision: outcome.map(|(_, revision)| revision),
+            // By the etcd that starts from it.
+            keys: None,
         });
     });
 }

@@ -1,7 +1,7 @@
 //! How a pod gets at an object store: volumes, mounts and environment, by provider. Used for the members' pods and for
 //! the Jobs that work on backups; pure.
 
-use api::v1alpha1::{StoreProvider, StoreSpec, UnknownStoreProvider};
+use api::v1alpha1::{SignaturePolicy, SigningSpec, StoreProvider, StoreSpec, UnknownStoreProvider};
 use k8s_openapi::api::core::v1::{
     EnvVar, EnvVarSource, HostPathVolumeSource, SecretKeySelector, SecretVolumeSource, Volume, VolumeMount,
 };
@@ -11,6 +11,8 @@ const LOCAL_BUCKETS: &str = "/etc/gardener/local-backupbuckets";
 /// Home of the user that the steward runs as.
 const HOME: &str = "/home/nonroot";
 const CREDENTIALS_MODE: i32 = 0o640;
+/// Where the keys that snapshots are signed with are mounted.
+const SIGNING_KEYS: &str = "/var/etcd-signing-keys";
 
 /// Which of a pod's stores this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +118,22 @@ pub fn access(
     Ok(access)
 }
 
+/// The keys that snapshots are signed with, and which signatures are asked for.
+pub fn signing(spec: &SigningSpec) -> Access {
+    let mut access = Access::default();
+    if let Some(secret) = spec.secret_name() {
+        mount_secret(&mut access, secret, "signing-keys", SIGNING_KEYS);
+        access
+            .env
+            .push(plain(Role::Primary, "SNAPSHOT_SIGNING_KEYS", SIGNING_KEYS));
+    }
+    let policy = spec.policy.as_ref().map(SignaturePolicy::as_str);
+    access
+        .env
+        .extend(policy.map(|policy| plain(Role::Primary, "SNAPSHOT_SIGNATURES", policy)));
+    access
+}
+
 /// A folder of the node, as etcd-druid mounts it.
 fn local(access: &mut Access, role: Role, container: &str, host_path: Option<&str>) {
     let name = match role {
@@ -155,6 +173,12 @@ fn credentials(access: &mut Access, role: Role, secret: Option<&str>, variable: 
         (Role::Source, None) => ("source-etcd-backup-secret", "/var/source-etcd-backup"),
         (Role::Source, Some(_)) => ("source-etcd-backup-secret", "/var/.source-gcp"),
     };
+    mount_secret(access, secret, volume, folder);
+    let value = file.map_or_else(|| folder.to_owned(), |file| format!("{folder}/{file}"));
+    access.env.push(plain(role, variable, &value));
+}
+
+fn mount_secret(access: &mut Access, secret: &str, volume: &str, folder: &str) {
     access.volumes.push(Volume {
         name: volume.to_owned(),
         secret: Some(SecretVolumeSource {
@@ -165,8 +189,6 @@ fn credentials(access: &mut Access, role: Role, secret: Option<&str>, variable: 
         ..Volume::default()
     });
     access.mounts.push(mount(volume, folder, true));
-    let value = file.map_or_else(|| folder.to_owned(), |file| format!("{folder}/{file}"));
-    access.env.push(plain(role, variable, &value));
 }
 
 fn plain(role: Role, name: &str, value: &str) -> EnvVar {
@@ -260,6 +282,35 @@ mod tests {
             ("/data/bkp", ["/home/nonroot/bkp".to_owned()].as_slice())
         );
         assert!(access(&store("tape", None), Role::Primary, None).is_err());
+    }
+
+    /// The names are those that the steward reads.
+    #[test]
+    fn keys_are_mounted_and_the_policy_is_told() {
+        let spec = |value| serde_json::from_value::<SigningSpec>(value).unwrap();
+        let with_keys = signing(&spec(serde_json::json!({"secretRef": {"name": "keys"}})));
+        assert_eq!(
+            with_keys.volumes[0]
+                .secret
+                .as_ref()
+                .unwrap()
+                .secret_name
+                .as_deref(),
+            Some("keys")
+        );
+        assert_eq!(
+            env(&with_keys),
+            [(
+                "SNAPSHOT_SIGNING_KEYS".to_owned(),
+                with_keys.mounts[0].mount_path.clone()
+            )]
+        );
+        let without = signing(&spec(serde_json::json!({"policy": "Ignore"})));
+        assert!(without.volumes.is_empty());
+        assert_eq!(
+            env(&without),
+            [("SNAPSHOT_SIGNATURES".to_owned(), "Ignore".to_owned())]
+        );
     }
 
     /// Both with their own credentials, whatever they are.

@@ -10,7 +10,10 @@ use futures::{
 };
 use tokio_util::io::ReaderStream;
 
-use crate::error::{Class, Error, Result};
+use crate::{
+    error::{Class, Error, Result},
+    manifest::Facts,
+};
 
 /// Bytes read from a store.
 pub type ByteStream = BoxStream<'static, Result<Bytes>>;
@@ -22,6 +25,21 @@ pub(crate) const READ_SIZE: usize = 256 * 1024;
 pub struct Body {
     content: Content,
     seal: Seal,
+    attached: Attached,
+}
+
+/// What goes into a snapshot's manifest.
+pub(crate) enum Attached {
+    /// A manifest is to be made with these, which are asked for when all bytes are with the store.
+    Facts(Box<dyn FnOnce() -> Facts + Send>),
+    /// The manifest that the snapshot has had where it was copied from.
+    Envelope(Bytes),
+}
+
+impl Default for Attached {
+    fn default() -> Self {
+        Self::Facts(Box::new(Facts::default))
+    }
 }
 
 impl Body {
@@ -38,6 +56,7 @@ impl Body {
         Self {
             content,
             seal: Seal { length, guard: None },
+            attached: Attached::default(),
         }
     }
 
@@ -74,6 +93,24 @@ impl Body {
             .inspect_ok(move |bytes| inspect(bytes))
             .boxed();
         self
+    }
+
+    /// What the snapshot's manifest is to say of it, where the store writes manifests. Asked for after the last byte.
+    #[must_use]
+    pub fn with_facts(mut self, facts: impl FnOnce() -> Facts + Send + 'static) -> Self {
+        self.attached = Attached::Facts(Box::new(facts));
+        self
+    }
+
+    /// The manifest that the snapshot has already.
+    #[must_use]
+    pub(crate) fn with_envelope(mut self, envelope: Bytes) -> Self {
+        self.attached = Attached::Envelope(envelope);
+        self
+    }
+
+    pub(crate) fn take_attached(&mut self) -> Attached {
+        mem::take(&mut self.attached)
     }
 
     pub(crate) fn split(self) -> (Content, Seal) {

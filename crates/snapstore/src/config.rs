@@ -8,6 +8,7 @@ use crate::{
     error::{Class, Error, Result},
     gcs::GcsStore,
     local::LocalStore,
+    manifest::{Attesting, Keyring, Signing},
     s3::{self, S3Store},
     store::SnapStore,
     swift::SwiftStore,
@@ -158,6 +159,12 @@ impl StoreConfig {
             retry: Retry::default(),
             environment: Environment::of_process(),
         }
+    }
+
+    /// The store, whose snapshots get manifests. Like [`open`](Self::open) it doesn't talk to it.
+    pub fn open_attesting(&self, signing: &Signing) -> Result<Arc<dyn SnapStore>> {
+        let keys = Keyring::open(signing)?;
+        Ok(Arc::new(Attesting::new(self.open()?, keys)))
     }
 
     /// Reads the credentials and makes the store. Doesn't talk to it.

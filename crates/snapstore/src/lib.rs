@@ -14,6 +14,7 @@ mod failure;
 mod gcs;
 mod listing;
 mod local;
+pub mod manifest;
 pub mod name;
 mod reload;
 mod request;
@@ -30,7 +31,7 @@ pub use crate::{
     body::{Body, ByteStream},
     config::{Environment, Provider, Role, StoreConfig},
     error::{Class, Error, Result},
-    listing::{Chunk, Layout, Listing, Object, StoredSnapshot, Unparsable},
+    listing::{Chunk, Layout, Listing, Object, Orphan, StoredSnapshot, Unparsable},
     local::LocalStore,
     name::{Kind, SnapshotName},
     store::{Immutability, SnapStore},

@@ -1,9 +1,14 @@
 //! What a store holds: snapshots, leftovers of chunked uploads, and what can't be understood. Built from raw objects
 //! in one place, whatever the provider.
 
+use std::collections::HashMap;
+
 use jiff::Timestamp;
 
-use crate::name::{NameError, SnapshotName};
+use crate::{
+    manifest,
+    name::{NameError, SnapshotName},
+};
 
 /// Where a snapshot lies below the store's prefix.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -37,6 +42,8 @@ pub struct StoredSnapshot {
     pub object: Object,
     /// Marked as not to be used (`x-etcd-snapshot-exclude`): never a base or part of a restore.
     pub excluded: bool,
+    /// What describes it, see [`manifest`].
+    pub manifest: Option<Object>,
 }
 
 impl StoredSnapshot {
@@ -56,6 +63,13 @@ pub struct Chunk {
     pub object: Object,
 }
 
+/// A manifest whose snapshot isn't there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Orphan {
+    pub snapshot: SnapshotName,
+    pub object: Object,
+}
+
 /// An object below the store's prefix that is no snapshot as far as known here.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unparsable {
@@ -69,6 +83,7 @@ pub struct Listing {
     /// Ascending, see [`SnapshotName`]; excluded ones included.
     pub snapshots: Vec<StoredSnapshot>,
     pub chunks: Vec<Chunk>,
+    pub orphans: Vec<Orphan>,
     pub unparsable: Vec<Unparsable>,
 }
 
@@ -76,6 +91,7 @@ impl Listing {
     /// Sorts the objects below `prefix` into their classes.
     pub(crate) fn classify(prefix: &str, objects: impl IntoIterator<Item = Raw>) -> Self {
         let mut listing = Self::default();
+        let mut manifests = HashMap::new();
         for Raw { object, excluded } in objects {
             let path = object.key.strip_prefix(prefix).unwrap_or(&object.key);
             match Place::parse(path) {
@@ -85,7 +101,11 @@ impl Listing {
                         layout,
                         object,
                         excluded,
+                        manifest: None,
                     });
+                }
+                Ok(Place::Manifest(snapshot)) => {
+                    manifests.insert(snapshot, object);
                 }
                 Ok(Place::Chunk(parent)) => listing.chunks.push(Chunk { parent, object }),
                 // Folders made by hand are objects whose names end in a slash.
@@ -94,6 +114,16 @@ impl Listing {
             }
         }
         listing.snapshots.sort_by(|a, b| a.name.cmp(&b.name));
+        for stored in &mut listing.snapshots {
+            if stored.layout == Layout::V2 {
+                stored.manifest = manifests.remove(&stored.name.clone().with_final(false));
+            }
+        }
+        listing.orphans = manifests
+            .into_iter()
+            .map(|(snapshot, object)| Orphan { snapshot, object })
+            .collect();
+        listing.orphans.sort_by(|a, b| a.snapshot.cmp(&b.snapshot));
         listing
     }
 }
@@ -111,12 +141,16 @@ pub(crate) const EXCLUDE_MARK: &str = "x-etcd-snapshot-exclude";
 enum Place {
     Snapshot(SnapshotName, Layout),
     Chunk(SnapshotName),
+    Manifest(SnapshotName),
 }
 
 impl Place {
     fn parse(path: &str) -> Result<Self, NameError> {
         match *path.split('/').collect::<Vec<_>>() {
-            ["v2", name] => Ok(Self::Snapshot(name.parse()?, Layout::V2)),
+            ["v2", name] => match name.strip_prefix(manifest::PREFIX) {
+                Some(snapshot) => Ok(Self::Manifest(snapshot.parse()?)),
+                None => Ok(Self::Snapshot(name.parse()?, Layout::V2)),
+            },
             ["v2", parent, chunk] if is_chunk(chunk) => Ok(Self::Chunk(parent.parse()?)),
             ["v1", dir, name] => Ok(Self::Snapshot(name.parse()?, Layout::V1 { dir: dir.to_owned() })),
             ["v1", _, parent, chunk] if is_chunk(chunk) => Ok(Self::Chunk(parent.parse()?)),
@@ -164,6 +198,7 @@ mod tests {
             (format!("v2/Backup-1700000000/{full}"), (0, 0, 1)),
             (format!("v2/{full}/readme"), (0, 0, 1)),
             (format!("v2/{full}.part"), (0, 0, 1)),
+            (format!("v2/Manifest-{full}.part"), (0, 0, 1)),
             ("v2/".to_owned(), (0, 0, 0)),
         ] {
             assert_eq!(classes(&path), expected, "{path}");

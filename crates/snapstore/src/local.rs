@@ -20,8 +20,7 @@ use crate::{
     body::{Body, ByteStream, Content, READ_SIZE},
     config::StoreConfig,
     error::{Class, Error, Result},
-    listing::{Layout, Listing, Object, Raw, StoredSnapshot},
-    name::SnapshotName,
+    listing::{Listing, Object, Raw},
     store::{Immutability, SnapStore},
 };
 
@@ -122,9 +121,9 @@ impl SnapStore for LocalStore {
         .await
     }
 
-    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
+    async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
         let folder = self.root.join("v2");
-        let path = folder.join(name.to_string());
+        let path = folder.join(file);
         let action = format!("write {}", path.display());
         self.check_container(&action)?;
         let make = || fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
@@ -150,12 +149,6 @@ impl SnapStore for LocalStore {
             Ok(object)
         })
         .await
-        .map(|object| StoredSnapshot {
-            name: name.clone(),
-            layout: Layout::V2,
-            object,
-            excluded: false,
-        })
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {

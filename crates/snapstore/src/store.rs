@@ -3,12 +3,15 @@
 use std::{fmt, ops::Range};
 
 use async_trait::async_trait;
+use bytes::Bytes;
+use futures::TryStreamExt as _;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     body::{Body, ByteStream},
-    error::Result,
-    listing::{Listing, Object, StoredSnapshot},
+    error::{Class, Result},
+    listing::{Layout, Listing, Object, StoredSnapshot},
+    manifest::{self, Attestation, Signatures},
     name::SnapshotName,
 };
 
@@ -25,14 +28,54 @@ pub trait SnapStore: fmt::Debug + Send + Sync {
     /// about what is there: *unknown* is not *empty*.
     async fn list(&self) -> Result<Listing>;
 
-    /// Uploads a snapshot under `v2/`. The object is visible only when complete, and its size and checksum or etag
-    /// are compared with what was sent before the call returns. Fails with
+    /// Uploads an object as `v2/<file>`. It is visible only when complete, and its size and checksum or etag are
+    /// compared with what was sent before the call returns. Fails with
     /// [`Class::AlreadyExists`](crate::Class::AlreadyExists), leaving the object as it is, if there is one of that name.
-    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot>;
+    async fn put_object(&self, file: &str, body: Body) -> Result<Object>;
+
+    /// Uploads a snapshot, as any object.
+    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
+        let object = self.put_object(&name.to_string(), body).await?;
+        Ok(StoredSnapshot {
+            name: name.clone(),
+            layout: Layout::V2,
+            object,
+            excluded: false,
+            manifest: None,
+        })
+    }
 
     /// Reads an object, or `range` of its bytes. A broken connection is resumed; the stream ends cleanly only after
     /// the last byte.
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream>;
+
+    /// The manifest of a snapshot as it lies in the store, if there is one.
+    async fn envelope(&self, snapshot: &StoredSnapshot) -> Result<Option<Bytes>> {
+        let Some(object) = &snapshot.manifest else {
+            return Ok(None);
+        };
+        if object.size > manifest::LARGEST {
+            return Ok(Some(Bytes::new()));
+        }
+        let read = async { self.get(object, None).await?.try_collect::<Vec<_>>().await };
+        match read.await {
+            Ok(pieces) => Ok(Some(pieces.concat().into())),
+            // Deleted since the listing.
+            Err(error) if error.class() == Class::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What a snapshot's manifest says, and what that is worth.
+    async fn attest(&self, snapshot: &StoredSnapshot) -> Result<Attestation> {
+        let envelope = self.envelope(snapshot).await?;
+        Ok(Attestation::of(envelope.as_deref(), &snapshot.name, &[]))
+    }
+
+    /// Which signatures are asked for before a snapshot is used.
+    fn signatures(&self) -> Signatures {
+        Signatures::default()
+    }
 
     /// Deletes an object; one that isn't there any more counts as deleted. Fails with
     /// [`Class::Locked`](crate::Class::Locked) while the store protects it.

@@ -369,9 +369,22 @@ pub struct Restoration {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]
     pub snapshot: Option<String>,
+    /// SHA-256 of that snapshot's object, as its manifest says and as it was read.
+    #[serde(rename = "snapshotSHA256", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub snapshot_sha256: Option<String>,
+    /// How many delta snapshots followed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deltas: Option<i32>,
+    /// When the last of them was taken. What was written later is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub covered_until: Option<Time>,
     /// The revision that it reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
+    /// Keys at that revision, as the restored etcd counts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
 }
 
 open_enum! {

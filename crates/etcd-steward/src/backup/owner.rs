@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use api::{conditions::member as condition, v1alpha1::ConditionStatus};
 use operator::reconcile::{Reason as _, chain};
-use snapstore::SnapStore;
+use snapstore::{SnapStore, manifest::Facts};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep},
@@ -113,6 +113,17 @@ impl Owner {
     /// What is known of the backups.
     pub(super) fn known(&self) -> Known {
         self.known.borrow().clone()
+    }
+
+    /// What a restore needs to know of the cluster.
+    pub(super) fn facts(&self) -> Facts {
+        self.status.read(|status| Facts {
+            cluster_id: status.cluster_id.clone(),
+            etcd_version: status.etcd_version.clone(),
+            config_hash: status.observed_config_hash.clone(),
+            auth: Some(self.connector.authenticates()),
+            ..Facts::default()
+        })
     }
 
     /// Works whenever this member leads, until `shutdown`.

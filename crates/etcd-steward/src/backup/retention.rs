@@ -14,6 +14,7 @@ use jiff::Timestamp;
 use operator::reconcile::chain;
 use snapstore::{
     Body, ByteStream, Class, Error, Immutability, Listing, Object, SnapStore, SnapshotName, StoredSnapshot,
+    manifest::{Attestation, Signatures},
     retention::{Collected, collect},
 };
 use tokio::time::sleep;
@@ -155,6 +156,18 @@ impl SnapStore for Fenced<'_> {
 
     async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot, Error> {
         self.store.put(name, body).await
+    }
+
+    async fn put_object(&self, file: &str, body: Body) -> Result<Object, Error> {
+        self.store.put_object(file, body).await
+    }
+
+    async fn attest(&self, snapshot: &StoredSnapshot) -> Result<Attestation, Error> {
+        self.store.attest(snapshot).await
+    }
+
+    fn signatures(&self) -> Signatures {
+        self.store.signatures()
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream, Error> {

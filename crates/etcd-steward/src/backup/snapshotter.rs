@@ -441,6 +441,7 @@ mod tests {
                 immutable_until: None,
             },
             excluded: false,
+            manifest: None,
         }
     }
 

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use snapstore::{Body, Class, SnapshotName, StoredSnapshot};
+use snapstore::{Body, Class, SnapshotName, StoredSnapshot, manifest::Facts};
 use tokio::time::{sleep, timeout};
-use tracing::instrument;
+use tracing::{debug, instrument};
 
 use super::{BackupError, collector::Delta, fence::Fence, full, owner::Owner};
 
@@ -35,13 +35,26 @@ pub(super) async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Out
         owner.settings.compression,
     )
     .with_final(is_final);
+    let facts = Facts {
+        keys: keys(&owner, spooled.summary.revision).await,
+        database_sha256: Some(spooled.summary.sha256.to_string()),
+        ..owner.facts()
+    };
     let path = spooled.file.path().to_owned();
     let body = || async { Ok(Body::from_file(&path).await?) };
-    let snapshot = upload(&owner, &fence, &name, body).await?;
+    let snapshot = upload(&owner, &fence, &name, &facts, body).await?;
     Ok(Some(Stored {
         snapshot,
         size: spooled.summary.db_size,
     }))
+}
+
+/// Nothing depends on it.
+async fn keys(owner: &Owner, revision: i64) -> Option<i64> {
+    let counted = owner.connector.count_keys(revision).await;
+    counted
+        .inspect_err(|error| debug!(revision, %error, "the keys aren't counted"))
+        .ok()
 }
 
 #[instrument(name = "delta snapshot", skip_all, fields(start = delta.start, last = delta.summary.last_revision))]
@@ -49,7 +62,7 @@ pub(super) async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Out
     let (start, last) = (delta.start, delta.summary.last_revision);
     let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
     let body = || async { Ok(delta.bytes.body()) };
-    let snapshot = upload(&owner, &fence, &name, body).await?;
+    let snapshot = upload(&owner, &fence, &name, &owner.facts(), body).await?;
     Ok(Some(Stored {
         snapshot,
         size: delta.summary.len,
@@ -62,6 +75,7 @@ async fn upload<F, Fut>(
     owner: &Owner,
     fence: &Fence,
     name: &SnapshotName,
+    facts: &Facts,
     body: F,
 ) -> Result<StoredSnapshot, BackupError>
 where
@@ -70,8 +84,9 @@ where
 {
     let mut retry = FIRST_RETRY;
     loop {
-        let guard = fence.clone();
-        let guarded = body().await?.with_guard(async move {
+        let (guard, facts) = (fence.clone(), facts.clone());
+        let body = body().await?.with_facts(move || facts);
+        let guarded = body.with_guard(async move {
             guard
                 .check()
                 .await

@@ -114,9 +114,8 @@ async fn newest_chain(owner: &Owner) -> Found {
 
 async fn read_back(owner: &Owner, stored: &StoredSnapshot) -> Verdict {
     let begun = Instant::now();
-    let object = chain::object(&owner.store, stored, &Handle::current(), &Arc::default());
     let kind = stored.name.kind;
-    let checked = tokio::task::spawn_blocking(move || chain::check(&object, kind)).await;
+    let checked = chain::read_back(&owner.store, stored, &Handle::current()).await;
     let verdict = checked.unwrap_or_else(|error| Verdict::Unknown {
         reason: format!("the check broke off: {error}"),
     });

@@ -1,7 +1,10 @@
 //! Reads one snapshot to its end and says whether it is whole: its hash, what is inside, and whether that is what its
 //! name says.
 
-use std::io::{self, Write as _};
+use std::{
+    io::{self, Write as _},
+    sync::Arc,
+};
 
 use etcd_storage::{
     compression::Decoder,
@@ -10,9 +13,10 @@ use etcd_storage::{
     object::Object,
 };
 use operator::reconcile::chain as causes;
-use snapstore::{Class, Kind};
+use snapstore::{Class, Kind, SnapStore, StoredSnapshot};
+use tokio::{runtime::Handle, task::JoinError};
 
-use super::store_error;
+use super::{object, store_error};
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 256 << 10;
@@ -43,7 +47,30 @@ enum Fault {
     Hole { from: i64, to: i64 },
 }
 
-pub(crate) fn check(object: &Object, kind: Kind) -> Verdict {
+/// Reads one snapshot of a store, if its manifest is in order.
+pub(crate) async fn read_back(
+    store: &Arc<dyn SnapStore>,
+    stored: &StoredSnapshot,
+    runtime: &Handle,
+) -> Result<Verdict, JoinError> {
+    let manifest = match store.attest(stored).await {
+        Ok(attestation) => match store.signatures().judge(attestation) {
+            Ok(manifest) => manifest,
+            Err(reason) => return Ok(Verdict::Damaged { reason }),
+        },
+        Err(error) => {
+            let reason = causes(&error);
+            return Ok(Verdict::Unknown { reason });
+        }
+    };
+    let (object, kind) = (
+        object(store, stored, manifest, runtime, &Arc::default()),
+        stored.name.kind,
+    );
+    tokio::task::spawn_blocking(move || check(&object, kind)).await
+}
+
+fn check(object: &Object, kind: Kind) -> Verdict {
     let found = match kind {
         Kind::Full => check_full(object),
         Kind::Delta => check_delta(object),

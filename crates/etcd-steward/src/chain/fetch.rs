@@ -12,7 +12,10 @@ use std::{
 
 use bytes::{Buf as _, Bytes};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use snapstore::{Class, Error, Object, SnapStore};
+use snapstore::{
+    Class, Error, Object, SnapStore,
+    manifest::{Digest, Manifest},
+};
 use tokio::{runtime::Handle, sync::mpsc};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -31,7 +34,6 @@ pub(super) struct Fetch {
     pieces: VecDeque<Bytes>,
     /// Bytes that are still to come in parts.
     left: u64,
-    fetched: Arc<AtomicU64>,
     _pump: AbortOnDropHandle<()>,
 }
 
@@ -40,6 +42,7 @@ impl Fetch {
     pub(super) fn start(
         store: Arc<dyn SnapStore>,
         object: Object,
+        manifest: Option<Manifest>,
         fetched: Arc<AtomicU64>,
         runtime: &Handle,
     ) -> Self {
@@ -47,12 +50,17 @@ impl Fetch {
         let (size, spawner) = (object.size, runtime.clone());
         let pump = async move {
             let fetches = ranges(size).map(|range| {
-                let fetch = part(Arc::clone(&store), object.clone(), range);
+                let fetch = part(Arc::clone(&store), object.clone(), range, Arc::clone(&fetched));
                 AbortOnDropHandle::new(spawner.spawn(fetch))
             });
             let mut fetches = stream::iter(fetches).buffered(AHEAD - 1);
+            let mut proof = manifest.map(|manifest| Proof::new(manifest, size));
             while let Some(fetched) = fetches.next().await {
                 let part = fetched.unwrap_or_else(|error| Err(broken_off(&error.to_string())));
+                let part = match &mut proof {
+                    Some(proof) => part.and_then(|part| proof.pass(part)),
+                    None => part,
+                };
                 let failed = part.is_err();
                 if sender.send(part).await.is_err() || failed {
                     return;
@@ -63,9 +71,36 @@ impl Fetch {
             parts,
             pieces: VecDeque::new(),
             left: size,
-            fetched,
             _pump: AbortOnDropHandle::new(runtime.spawn(pump)),
         }
+    }
+}
+
+/// Lets the last part pass only when all of them are what the manifest says.
+struct Proof {
+    manifest: Manifest,
+    digest: Digest,
+    left: u64,
+}
+
+impl Proof {
+    fn new(manifest: Manifest, size: u64) -> Self {
+        Self {
+            manifest,
+            digest: Digest::default(),
+            left: size,
+        }
+    }
+
+    fn pass(&mut self, part: Vec<Bytes>) -> Part {
+        for piece in &part {
+            self.digest.update(piece);
+        }
+        self.left -= length(&part);
+        if self.left == 0 {
+            self.manifest.check(std::mem::take(&mut self.digest))?;
+        }
+        Ok(part)
     }
 }
 
@@ -74,10 +109,14 @@ fn ranges(size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     starts.map(move |start| start..size.min(start + PART))
 }
 
-async fn part(store: Arc<dyn SnapStore>, object: Object, range: Range<u64>) -> Part {
+/// What arrives is counted at once, however slowly the rest of the part follows.
+async fn part(store: Arc<dyn SnapStore>, object: Object, range: Range<u64>, fetched: Arc<AtomicU64>) -> Part {
     let wanted = range.end - range.start;
     let stream = store.get(&object, Some(range)).await?;
-    let pieces: Vec<Bytes> = stream.try_collect().await?;
+    let counted = stream.inspect_ok(|piece| {
+        fetched.fetch_add(piece.len() as u64, Ordering::Relaxed);
+    });
+    let pieces: Vec<Bytes> = counted.try_collect().await?;
     let len = length(&pieces);
     if len == wanted {
         return Ok(pieces);
@@ -116,9 +155,7 @@ impl Read for Fetch {
                     }
                     let part = self.parts.blocking_recv();
                     let pieces = part.unwrap_or_else(|| Err(broken_off("the program ends")))?;
-                    let len = length(&pieces);
-                    self.left -= len;
-                    self.fetched.fetch_add(len, Ordering::Relaxed);
+                    self.left -= length(&pieces);
                     self.pieces = pieces.into();
                 }
             }

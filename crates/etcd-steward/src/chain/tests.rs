@@ -26,6 +26,7 @@ fn catalog(names: &[&str]) -> Catalog {
                 layout: Layout::V2,
                 object,
                 excluded: false,
+                manifest: None,
             }),
             Err(reason) => listing.unparsable.push(Unparsable { object, reason }),
         }
@@ -243,7 +244,7 @@ async fn objects_are_fetched_whole_and_failures_are_the_stores() {
         let stored = store.put(&name, Body::from_bytes(content.clone())).await.unwrap();
         let fetched = Arc::<AtomicU64>::default();
         let read = |stored: &StoredSnapshot| {
-            let object = object(&store, stored, &Handle::current(), &fetched);
+            let object = object(&store, stored, None, &Handle::current(), &fetched);
             tokio::task::spawn_blocking(move || {
                 let mut bytes = Vec::new();
                 (object.open)()?.read_to_end(&mut bytes).map(|_| bytes)

@@ -46,7 +46,8 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
         .await
         .map_err(CliError::io(format!("make {}", args.temp_dir.display())))?;
     loop {
-        let route = catalog.route(&Wanted::Latest, false).map_err(refused)?;
+        let found = catalog.find(&store, &Wanted::Latest, false).await;
+        let route = found.map_err(|error| CliError::of(error, refused))?;
         let job = Job::new(&args, &store, &catalog, &route, stop.clone());
         match tokio::task::spawn_blocking(move || job.run()).await? {
             // The next way, which there isn't, says what is missing without it.

@@ -8,7 +8,7 @@ use snapstore::{Class, SnapshotName};
 use super::Exit;
 use crate::{
     backup::BackupError,
-    chain::{self, Damage},
+    chain::{self, Damage, FindError},
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -51,6 +51,14 @@ impl CliError {
     pub(super) fn io(action: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
         let action = action.into();
         move |source| Self::Io { action, source }
+    }
+
+    /// Why there is no way to a state; `advise` says what can be done about that.
+    pub(super) fn of(error: FindError, advise: impl FnOnce(chain::Error) -> Self) -> Self {
+        match error {
+            FindError::Route(error) => advise(error),
+            FindError::Store(error) => Self::Store(error),
+        }
     }
 
     pub(super) fn exit(&self) -> Exit {

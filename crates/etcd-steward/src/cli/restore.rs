@@ -20,7 +20,8 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     let mut catalog = Catalog::new(store.list().await?);
     let stop = Stop::on_signal()?;
     loop {
-        let route = catalog.route(&wanted, args.fallback).map_err(advise)?;
+        let found = catalog.find(&store, &wanted, args.fallback).await;
+        let route = found.map_err(|error| CliError::of(error, advise))?;
         let options = Options {
             data_dir: args.data_dir.clone(),
             cluster: cluster.clone(),

@@ -11,7 +11,7 @@ use etcd_storage::compression::Compression;
 use indicatif::HumanBytes;
 use jiff::Timestamp;
 use serde::Serialize;
-use snapstore::{Body, SnapshotName};
+use snapstore::{Body, SnapshotName, manifest::Facts};
 use tonic::transport::{Certificate, Identity};
 
 use super::{
@@ -131,7 +131,13 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     bar.say("storing the snapshot".to_owned());
     let name = SnapshotName::full(revision, Timestamp::now(), args.compression).with_final(args.r#final);
     let body = Body::from_file(spooled.file.path()).await;
-    let body = body.map_err(CliError::io("read the scratch space"))?;
+    let facts = Facts {
+        database_sha256: Some(spooled.summary.sha256.to_string()),
+        ..Facts::default()
+    };
+    let body = body
+        .map_err(CliError::io("read the scratch space"))?
+        .with_facts(move || facts);
     let stored = store.put(&name, body).await?;
     drop(bar);
     args.output.print(&Done {

@@ -1,8 +1,11 @@
 //! The flags that name a store. Credentials come from files that the environment names, never from flags.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc};
 
-use snapstore::{Provider, Role, SnapStore, StoreConfig};
+use snapstore::{
+    Provider, Role, SnapStore, StoreConfig,
+    manifest::{Signatures, Signing},
+};
 
 use super::error::CliError;
 
@@ -34,6 +37,29 @@ pub(super) struct StoreArgs {
     /// Allow plain http. What is sent can be read and changed on the way.
     #[arg(long)]
     allow_http: bool,
+    #[command(flatten)]
+    signing: SigningArgs,
+}
+
+/// Who vouches for snapshots.
+#[derive(Debug, Clone, clap::Args)]
+struct SigningArgs {
+    /// Folder of the keys that snapshots are signed with, one file each; the last one by name signs.
+    #[arg(long, value_name = "FOLDER", env = "SNAPSHOT_SIGNING_KEYS")]
+    signing_keys: Option<PathBuf>,
+    /// Required uses signed snapshots only, IfPresent refuses wrong signatures only, Ignore looks at none. By default
+    /// Required with keys, IfPresent without.
+    #[arg(long, value_name = "WHICH", env = "SNAPSHOT_SIGNATURES")]
+    signatures: Option<Signatures>,
+}
+
+impl SigningArgs {
+    fn signing(&self) -> Signing {
+        Signing {
+            keys: self.signing_keys.clone(),
+            signatures: self.signatures,
+        }
+    }
 }
 
 /// The store that is copied from.
@@ -72,12 +98,12 @@ impl StoreArgs {
             allow_http: self.allow_http,
             ..StoreConfig::new(self.provider, &self.container, &self.prefix)
         };
-        Ok(config.open()?)
+        Ok(config.open_attesting(&self.signing.signing())?)
     }
 }
 
 impl SourceArgs {
-    /// `target` says whether plain http is allowed.
+    /// `target` says whether plain http is allowed, and which signatures are asked for.
     pub(super) fn open(&self, target: &StoreArgs) -> Result<Arc<dyn SnapStore>, CliError> {
         let config = StoreConfig {
             endpoint: self.endpoint.clone(),
@@ -85,6 +111,6 @@ impl SourceArgs {
             role: Role::Source,
             ..StoreConfig::new(self.provider, &self.container, &self.prefix)
         };
-        Ok(config.open()?)
+        Ok(config.open_attesting(&target.signing.signing())?)
     }
 }

@@ -4,12 +4,12 @@
 use std::{
     io::{self, Write},
     mem,
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use bytes::{Bytes, BytesMut};
 use futures::{Stream, stream};
-use snapstore::{Body, SnapStore, SnapshotName, StoredSnapshot};
+use snapstore::{Body, SnapStore, SnapshotName, StoredSnapshot, manifest::Facts};
 use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle};
 
 use super::error::CliError;
@@ -28,6 +28,7 @@ pub(super) struct Upload<F> {
     store: Arc<dyn SnapStore>,
     runtime: Handle,
     name: F,
+    facts: Arc<OnceLock<Facts>>,
     started: Option<Started>,
     piece: BytesMut,
 }
@@ -43,6 +44,7 @@ impl<F: Fn() -> SnapshotName> Upload<F> {
             store,
             runtime,
             name,
+            facts: Arc::default(),
             started: None,
             piece: BytesMut::new(),
         }
@@ -52,17 +54,18 @@ impl<F: Fn() -> SnapshotName> Upload<F> {
         if self.piece.is_empty() {
             return Ok(());
         }
-        let (store, runtime, name) = (&self.store, &self.runtime, &self.name);
+        let (store, runtime, name, facts) = (&self.store, &self.runtime, &self.name, &self.facts);
         let started = self
             .started
-            .get_or_insert_with(|| Started::begin(Arc::clone(store), runtime, name()));
+            .get_or_insert_with(|| Started::begin(Arc::clone(store), runtime, name(), Arc::clone(facts)));
         let piece = Piece::Bytes(mem::take(&mut self.piece).freeze());
         let gone = |_| io::Error::new(io::ErrorKind::BrokenPipe, "the upload has ended");
         started.pieces.blocking_send(piece).map_err(gone)
     }
 
-    /// Says that all bytes were written, and waits until they are stored.
-    pub(super) fn finish(mut self) -> Result<StoredSnapshot, CliError> {
+    /// Says that all bytes were written, and what they are; waits until they are stored.
+    pub(super) fn finish(mut self, facts: Facts) -> Result<StoredSnapshot, CliError> {
+        let _ = self.facts.set(facts);
         // When this fails the store says why.
         let _ = self.send();
         let runtime = self.runtime.clone();
@@ -87,9 +90,15 @@ impl<F: Fn() -> SnapshotName> Upload<F> {
 }
 
 impl Started {
-    fn begin(store: Arc<dyn SnapStore>, runtime: &Handle, name: SnapshotName) -> Self {
+    fn begin(
+        store: Arc<dyn SnapStore>,
+        runtime: &Handle,
+        name: SnapshotName,
+        facts: Arc<OnceLock<Facts>>,
+    ) -> Self {
         let (pieces, receiver) = mpsc::channel(WINDOW);
-        let body = Body::from_stream(content(receiver), None);
+        let body = Body::from_stream(content(receiver), None)
+            .with_facts(move || facts.get().cloned().unwrap_or_default());
         Self {
             pieces,
             stored: runtime.spawn(async move { store.put(&name, body).await }),

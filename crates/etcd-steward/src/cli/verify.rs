@@ -2,7 +2,7 @@
 
 mod report;
 
-use std::sync::{Arc, atomic::AtomicU64};
+use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
 use snapstore::{SnapStore, StoredSnapshot, chain as chains};
@@ -70,10 +70,9 @@ async fn check_all(
     let bar = Bar::new(bytes, "verifying");
     let runtime = Handle::current();
     let checks = parts.into_iter().map(|(at, stored)| {
-        let object = chain::object(store, &stored, &runtime, &Arc::<AtomicU64>::default());
-        let (kind, bar) = (stored.name.kind, bar.clone());
+        let (store, runtime, bar) = (Arc::clone(store), runtime.clone(), bar.clone());
         async move {
-            let verdict = tokio::task::spawn_blocking(move || chain::check(&object, kind)).await?;
+            let verdict = chain::read_back(&store, &stored, &runtime).await?;
             bar.add(stored.object.size);
             Ok((at, stored, verdict))
         }

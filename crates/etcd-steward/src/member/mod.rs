@@ -7,6 +7,7 @@ pub mod learners;
 pub mod monitor;
 pub mod peer_urls;
 pub mod promotion;
+mod restored;
 
 use std::sync::Arc;
 

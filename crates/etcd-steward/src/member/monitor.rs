@@ -24,7 +24,7 @@ use super::{
     Status,
     catch_up::{self, CatchUp},
     lag::{self, Lag},
-    whole_seconds,
+    restored, whole_seconds,
 };
 use crate::bootstrap::config::Version;
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
@@ -109,6 +109,7 @@ impl Monitor {
                     last_answer = Some(Instant::now());
                     self.look_at_others(&answer).await;
                     self.answered(&answer, &version);
+                    restored::count(&self.connector, &self.status).await;
                 }
                 Err(error) => {
                     client = None;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use api::v1alpha1::{BackupSpec, StoreSpec};
-use snapstore::{Role, SnapStore, StoreConfig};
+use snapstore::{Role, SnapStore, StoreConfig, manifest::Signing};
 use tracing::warn;
 
 use crate::backup::Secondary;
@@ -42,5 +42,6 @@ fn open_store(spec: &StoreSpec, role: Role) -> anyhow::Result<Option<Arc<dyn Sna
             "backups travel unencrypted: the store's endpoint is plain http"
         );
     }
-    Ok(Some(config.open()?))
+    let signing = Signing::of(&config.environment)?;
+    Ok(Some(config.open_attesting(&signing)?))
 }

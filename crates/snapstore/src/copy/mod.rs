@@ -22,6 +22,7 @@ use crate::{
     chain::{self, Chain},
     error::{Class, Error, Result},
     listing::{Listing, StoredSnapshot},
+    manifest::{Attestation, Digest, Manifest, Signatures},
     name::SnapshotName,
     store::SnapStore,
 };
@@ -167,6 +168,14 @@ struct Transfer<'a> {
     copied: Copied,
 }
 
+/// What is known of a snapshot before it is sent.
+struct Draft {
+    content: Content,
+    /// Goes along, so that a signature holds at the target too.
+    envelope: Option<Bytes>,
+    manifest: Option<Manifest>,
+}
+
 /// Content that is checked, or will be while it is sent.
 enum Content {
     Whole(Bytes),
@@ -221,11 +230,17 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    async fn send(&self, part: &StoredSnapshot, content: Content) -> Result<()> {
+    async fn send(&self, part: &StoredSnapshot, draft: Draft) -> Result<()> {
         let size = part.object.size;
-        let body = match content {
+        let body = match draft.content {
             Content::Whole(bytes) => Body::from_bytes(bytes),
-            Content::Stream => Body::from_stream(checked(self.source, part).await?, Some(size)),
+            Content::Stream => {
+                Body::from_stream(checked(self.source, part, draft.manifest).await?, Some(size))
+            }
+        };
+        let body = match draft.envelope {
+            Some(envelope) => body.with_envelope(envelope),
+            None => body,
         };
         let observer = Arc::clone(&self.observer);
         let body = body.inspect(move |bytes| observer(CopyEvent::Sent(bytes.len() as u64)));
@@ -257,23 +272,48 @@ impl Transfer<'_> {
 }
 
 /// Small snapshots whole and checked.
-async fn read_ahead(source: &dyn SnapStore, part: &StoredSnapshot) -> Result<Content> {
+async fn read_ahead(source: &dyn SnapStore, part: &StoredSnapshot) -> Result<Draft> {
+    let envelope = source.envelope(part).await?;
+    let manifest = attested(source, part).await?;
     if part.object.size > READ_AHEAD_SIZE {
-        return Ok(Content::Stream);
+        return Ok(Draft {
+            content: Content::Stream,
+            envelope,
+            manifest,
+        });
     }
-    let pieces: Vec<Bytes> = checked(source, part)
+    let pieces: Vec<Bytes> = checked(source, part, manifest)
         .await?
         .try_collect()
         .await
         .map_err(|e| from_check(e, part))?;
-    Ok(Content::Whole(pieces.concat().into()))
+    Ok(Draft {
+        content: Content::Whole(pieces.concat().into()),
+        envelope,
+        manifest: None,
+    })
+}
+
+/// What the manifest says. A copy needs no keys: what is signed with an unknown one is for others to check.
+async fn attested(source: &dyn SnapStore, part: &StoredSnapshot) -> Result<Option<Manifest>> {
+    let signatures = source.signatures();
+    let judged = match source.attest(part).await? {
+        Attestation::UnknownKey { manifest, .. } if signatures == Signatures::IfPresent => Ok(Some(manifest)),
+        attestation => signatures.judge(attestation),
+    };
+    judged.map_err(|reason| Error::new(Class::Corrupt, format!("check {}", part.name), reason))
 }
 
 async fn checked(
     source: &dyn SnapStore,
     part: &StoredSnapshot,
+    manifest: Option<Manifest>,
 ) -> Result<BoxStream<'static, io::Result<Bytes>>> {
     let stream = source.get(&part.object, None).await?;
+    let stream = match manifest {
+        Some(manifest) => Digest::check(stream, manifest),
+        None => stream,
+    };
     Ok(verify::verified(stream, part.name.compression).boxed())
 }
 

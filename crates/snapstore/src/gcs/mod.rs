@@ -17,8 +17,7 @@ use crate::{
     body::{Body, ByteStream},
     config::StoreConfig,
     error::{Class, Error, Result},
-    listing::{EXCLUDE_MARK, Layout, Listing, Object, Raw, StoredSnapshot},
-    name::SnapshotName,
+    listing::{EXCLUDE_MARK, Listing, Object, Raw},
     reload::Reloading,
     request::Call,
     store::{Immutability, SnapStore},
@@ -140,21 +139,15 @@ impl SnapStore for GcsStore {
         ))
     }
 
-    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
+    async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
         let client = self.clients.get();
-        let ticket = Ticket::new(format!("{}v2/{name}", self.prefix));
-        let object = GcsUpload {
+        let ticket = Ticket::new(format!("{}v2/{file}", self.prefix));
+        GcsUpload {
             client: &client,
             ticket,
         }
         .run(body)
-        .await?;
-        Ok(StoredSnapshot {
-            name: name.clone(),
-            layout: Layout::V2,
-            object,
-            excluded: false,
-        })
+        .await
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {

@@ -1,7 +1,7 @@
 //! Carries out a retention plan.
 
 use jiff::Timestamp;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{Action, Decision, Policy, plan};
 use crate::{
@@ -86,12 +86,22 @@ impl Collected {
     /// Whether the object is gone.
     async fn delete(&mut self, store: &dyn SnapStore, decision: &Decision<'_>) -> bool {
         let Decision {
-            object, name, rule, ..
+            object,
+            name,
+            manifest,
+            rule,
+            ..
         } = decision;
         let error = match store.delete(object).await {
             Ok(()) => {
                 info!(key = object.key, %rule, "deleted");
                 *self.counter(name.map(|name| name.kind)) += 1;
+                if let Some(manifest) = manifest
+                    && let Err(error) = store.delete(manifest).await
+                {
+                    // An orphan from now on, and looked at as such.
+                    debug!(key = manifest.key, %error, "not deleted");
+                }
                 return true;
             }
             Err(error) => error,

@@ -73,6 +73,8 @@ pub struct Decision<'a> {
     pub object: &'a Object,
     /// None if it is no snapshot.
     pub name: Option<&'a SnapshotName>,
+    /// What describes the snapshot: it goes when the snapshot is gone.
+    pub manifest: Option<&'a Object>,
     pub action: Action,
     pub rule: Rule,
     /// Of what is kept or locked: when it may go, as things are now. None: unknown, or not by time.
@@ -92,11 +94,14 @@ pub fn plan<'a>(
 ) -> Vec<Decision<'a>> {
     let judge = Judge { policy, now };
     let mut decisions = judge.snapshots(listing, proven);
+    for orphan in &listing.orphans {
+        decisions.push(judge.leftover(&orphan.object).on(&orphan.object));
+    }
     for chunk in &listing.chunks {
-        decisions.push(judge.leftover(&chunk.object).on(&chunk.object, None));
+        decisions.push(judge.leftover(&chunk.object).on(&chunk.object));
     }
     for unknown in &listing.unparsable {
-        decisions.push(Verdict::keep(Rule::NotUnderstood, None).on(&unknown.object, None));
+        decisions.push(Verdict::keep(Rule::NotUnderstood, None).on(&unknown.object));
     }
     decisions
 }
@@ -126,14 +131,23 @@ impl Verdict {
         }
     }
 
-    fn on<'a>(self, object: &'a Object, name: Option<&'a SnapshotName>) -> Decision<'a> {
+    fn on(self, object: &Object) -> Decision<'_> {
         let Self { action, rule, until } = self;
         Decision {
             object,
-            name,
+            name: None,
+            manifest: None,
             action,
             rule,
             until,
+        }
+    }
+
+    fn on_snapshot(self, stored: &StoredSnapshot) -> Decision<'_> {
+        Decision {
+            name: Some(&stored.name),
+            manifest: stored.manifest.as_ref(),
+            ..self.on(&stored.object)
         }
     }
 }
@@ -195,10 +209,7 @@ impl Judge<'_> {
             let verdict = self
                 .protect(&other.name, newest.as_ref())
                 .unwrap_or(Verdict::delete(Rule::Unusable));
-            decisions.push(
-                self.unless_locked(verdict, &other.object)
-                    .on(&other.object, Some(&other.name)),
-            );
+            decisions.push(self.unless_locked(verdict, &other.object).on_snapshot(other));
         }
         decisions
     }
@@ -251,7 +262,7 @@ impl Judge<'_> {
             if verdict.action != Action::Delete {
                 needed = Some(verdict.until);
             }
-            decisions.push(verdict.on(&part.object, Some(&part.name)));
+            decisions.push(verdict.on_snapshot(part));
         }
         decisions.reverse();
         decisions

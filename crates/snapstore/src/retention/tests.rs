@@ -25,6 +25,7 @@ fn stored(name: &str, created: i64) -> StoredSnapshot {
         name,
         layout: Layout::V2,
         excluded: false,
+        manifest: None,
     }
 }
 

@@ -22,8 +22,7 @@ use crate::{
     body::{Body, ByteStream},
     config::StoreConfig,
     error::{Class, Error, Result},
-    listing::{EXCLUDE_MARK, Layout, Listing, Object, Raw, StoredSnapshot},
-    name::SnapshotName,
+    listing::{EXCLUDE_MARK, Listing, Object, Raw},
     reload::Reloading,
     request::{Call, text},
     store::{Immutability, SnapStore},
@@ -242,21 +241,15 @@ impl SnapStore for S3Store {
         ))
     }
 
-    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
+    async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
         let client = self.clients.get();
-        let key = format!("{}v2/{name}", self.prefix);
-        let object = upload::S3Upload {
+        let key = format!("{}v2/{file}", self.prefix);
+        upload::S3Upload {
             client: &client,
             ticket: Ticket::new(key),
         }
         .run(body)
-        .await?;
-        Ok(StoredSnapshot {
-            name: name.clone(),
-            layout: Layout::V2,
-            object,
-            excluded: false,
-        })
+        .await
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {

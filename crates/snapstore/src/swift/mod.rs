@@ -23,8 +23,7 @@ use crate::{
     body::{Body, ByteStream},
     config::StoreConfig,
     error::{Class, Error, Result},
-    listing::{Layout, Listing, Object, Raw, StoredSnapshot},
-    name::SnapshotName,
+    listing::{Listing, Object, Raw},
     reload::Reloading,
     request::{Call, length, text, time},
     store::{Immutability, SnapStore},
@@ -92,16 +91,10 @@ impl SnapStore for SwiftStore {
         ))
     }
 
-    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
+    async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
         let client = self.clients.get();
-        let ticket = Ticket::new(format!("{}v2/{name}", self.prefix));
-        let object = SwiftUpload::new(&client, ticket).run(body).await?;
-        Ok(StoredSnapshot {
-            name: name.clone(),
-            layout: Layout::V2,
-            object,
-            excluded: false,
-        })
+        let ticket = Ticket::new(format!("{}v2/{file}", self.prefix));
+        SwiftUpload::new(&client, ticket).run(body).await
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {

@@ -11,7 +11,7 @@ use crate::{
     open_enum::open_enum,
     schedule::CronSchedule,
     schema::{embedded, quantity},
-    v1alpha1::StoreSpec,
+    v1alpha1::{SecretReference, StoreSpec},
 };
 
 /// How the cluster is backed up, and how the steward that does it runs.
@@ -21,7 +21,8 @@ use crate::{
     validation = rules::collection_slower_than_deltas(),
     validation = rules::some_backups_are_kept(),
     validation = rules::secondary_copies_a_store(),
-    validation = rules::secondary_is_another_place()
+    validation = rules::secondary_is_another_place(),
+    validation = rules::signatures_have_a_key()
 )]
 pub struct BackupSpec {
     /// Port of the steward's HTTP API. Default: 8080.
@@ -41,6 +42,9 @@ pub struct BackupSpec {
     /// A second place, into which the backups are copied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secondary: Option<SecondarySpec>,
+    /// Signs snapshots, and refuses those that nobody with the key has made. Unset: snapshots aren't signed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signing: Option<SigningSpec>,
     /// Resources of the steward's container. Default: requests of 50m CPU and 128Mi memory, no limits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "embedded::<ResourceRequirements>")]
@@ -99,6 +103,42 @@ pub struct SecondarySpec {
     /// How often what it lacks is copied to it. Default: 1h.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync_period: Option<GoDuration>,
+}
+
+/// How snapshots are signed: each one gets a manifest beside it, with its size, its hash and what a restore needs, and an
+/// HMAC-SHA-256 over that.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SigningSpec {
+    /// Secret with the keys, each of at least 32 bytes. An entry's name is the key's ID. The last one by name signs, all
+    /// of them are accepted: to change the key, add an entry whose name sorts behind the others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<SecretReference>,
+    /// Which signatures are asked for before a snapshot is restored, compacted or copied. `Required`: every snapshot must
+    /// be signed with one of the keys. `IfPresent`: those that aren't signed are used too. `Ignore`: none is looked at.
+    /// Default: `Required`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<SignaturePolicy>,
+}
+
+impl SigningSpec {
+    /// The name of the Secret with the keys, if there is one.
+    pub fn secret_name(&self) -> Option<&str> {
+        let name = self.secret_ref.as_ref()?.name.as_deref();
+        name.filter(|name| !name.is_empty())
+    }
+}
+
+open_enum! {
+    /// Which signatures of snapshots are asked for.
+    pub enum SignaturePolicy {
+        /// Only signed snapshots are used.
+        Required = "Required",
+        /// Snapshots without a signature are used too.
+        IfPresent = "IfPresent",
+        /// Signatures aren't looked at.
+        Ignore = "Ignore",
+    }
 }
 
 /// When stored snapshots are compacted by a Job, and with which resources.

@@ -263,6 +263,15 @@ pub(super) fn secondary_is_another_place() -> Rule {
     .message("must be another place than store: set another container, prefix or endpointOverride")
 }
 
+pub(super) fn signatures_have_a_key() -> Rule {
+    Rule::new(
+        "!has(self.signing) || (has(self.signing.secretRef) && has(self.signing.secretRef.name) \
+         && self.signing.secretRef.name != '') || (has(self.signing.policy) && self.signing.policy == 'Ignore')",
+    )
+    .field_path(".signing.secretRef")
+    .message("name a Secret with at least one key, or set policy to Ignore")
+}
+
 pub(super) fn some_backups_are_kept() -> Rule {
     Rule::new(
         "(has(self.garbageCollectionPolicy) && self.garbageCollectionPolicy != 'LimitBased') \

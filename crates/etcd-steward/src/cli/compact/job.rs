@@ -15,7 +15,7 @@ use etcd_storage::{
     full::Scanner,
 };
 use jiff::Timestamp;
-use snapstore::{SnapStore, SnapshotName, StoredSnapshot};
+use snapstore::{SnapStore, SnapshotName, StoredSnapshot, manifest::Facts};
 use tokio::runtime::Handle;
 
 use super::Args;
@@ -36,6 +36,8 @@ pub(super) struct Job {
     compression: Compression,
     /// A final full alone stays final; with deltas after it the cluster has gone on.
     is_final: bool,
+    /// What the snapshots say of their cluster.
+    facts: Facts,
     bar: Bar,
     stop: Stop,
 }
@@ -64,6 +66,7 @@ impl Job {
             runtime,
             compression: args.compression.or(chosen).unwrap_or_default(),
             is_final: newest.is_some_and(|stored| stored.name.is_final),
+            facts: catalog.facts(&route.plan),
             stop,
         }
     }
@@ -85,7 +88,13 @@ impl Job {
             self.stop.go_on()
         };
         match self.write(&mut upload, &mut tell) {
-            Ok(made) => Ok((made, upload.finish()?)),
+            Ok(made) => {
+                let facts = Facts {
+                    database_sha256: Some(made.sha256.to_string()),
+                    ..self.facts
+                };
+                Ok((made, upload.finish(facts)?))
+            }
             Err(error) => Err(upload.give_up().unwrap_or(error)),
         }
     }

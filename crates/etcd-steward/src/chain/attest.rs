@@ -1,0 +1,88 @@
+//! What the manifests of a chain's snapshots say, looked at before the first byte of one is used.
+
+use std::sync::Arc;
+
+use etcd_storage::chain::{Link, Plan};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use snapstore::{
+    SnapStore,
+    manifest::{Facts, Manifest},
+};
+
+use super::{Catalog, Error, Route, Wanted};
+
+/// Manifests that are read at once.
+const AT_ONCE: usize = 16;
+
+/// Why no way was found.
+#[derive(Debug, thiserror::Error)]
+pub enum FindError {
+    /// There is none.
+    #[error(transparent)]
+    Route(#[from] Error),
+    /// The store didn't give a manifest.
+    #[error(transparent)]
+    Store(#[from] snapstore::Error),
+}
+
+impl Catalog {
+    /// Finds the way to the wanted state, see [`Catalog::route`], of snapshots whose manifests are in order.
+    pub async fn find(
+        &mut self,
+        store: &Arc<dyn SnapStore>,
+        wanted: &Wanted,
+        fallback: bool,
+    ) -> Result<Route, FindError> {
+        loop {
+            let route = self.route(wanted, fallback)?;
+            if self.attest(store, &route.plan).await? {
+                return Ok(route);
+            }
+        }
+    }
+
+    /// What the manifest of a plan's newest snapshot says of the cluster, as far as that is true of another snapshot too.
+    pub fn facts(&self, plan: &Plan) -> Facts {
+        let newest = plan.deltas.last().unwrap_or(&plan.base);
+        let facts = self.manifest(newest).map(|manifest| manifest.facts.clone());
+        Facts {
+            keys: None,
+            database_sha256: None,
+            ..facts.unwrap_or_default()
+        }
+    }
+
+    /// The manifest of a snapshot, once it was looked at.
+    pub fn manifest(&self, link: &Link) -> Option<&Manifest> {
+        self.0[link.index].manifest.as_ref()
+    }
+
+    /// Looks at the manifests of a plan's snapshots, at each once. False when that has condemned one of them.
+    async fn attest(&mut self, store: &Arc<dyn SnapStore>, plan: &Plan) -> Result<bool, snapstore::Error> {
+        let links = std::iter::once(&plan.base).chain(&plan.deltas);
+        let unseen = links.filter(|link| !self.0[link.index].attested);
+        let unseen: Vec<_> = unseen
+            .map(|link| (link.index, self.0[link.index].stored.clone()))
+            .collect();
+        let reads = unseen.into_iter().map(|(index, stored)| {
+            let store = Arc::clone(store);
+            async move { Ok::<_, snapstore::Error>((index, store.attest(&stored).await?)) }
+        });
+        let attested: Vec<_> = stream::iter(reads)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let mut sound = true;
+        for (index, attestation) in attested {
+            let entry = &mut self.0[index];
+            match store.signatures().judge(attestation) {
+                Ok(manifest) => (entry.attested, entry.manifest) = (true, manifest),
+                Err(reason) => {
+                    entry.fault.get_or_insert(reason);
+                    sound = false;
+                }
+            }
+        }
+        Ok(sound)
+    }
+}

@@ -1,0 +1,192 @@
+//! A store whose snapshots have manifests: one is written after each upload, and looked for before a snapshot is used.
+
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use jiff::Timestamp;
+use tracing::warn;
+
+use super::{Digest, Envelope, Keyring, Manifest, Signatures, keys::Key, name_of};
+use crate::{
+    body::{Attached, Body, ByteStream},
+    error::{Class, Error, Result},
+    listing::{Listing, Object, StoredSnapshot},
+    name::SnapshotName,
+    store::{Immutability, SnapStore},
+};
+
+/// What a snapshot's manifest is worth.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attestation {
+    /// There is none.
+    Absent,
+    /// It is there, and anybody may have written it.
+    Unsigned(Manifest),
+    /// Somebody with one of the keys has written it.
+    Signed(Manifest),
+    /// It is signed with a key that isn't known here.
+    UnknownKey { manifest: Manifest, key: String },
+    /// It isn't what was written; says how that shows.
+    Bad(String),
+}
+
+impl Attestation {
+    pub(crate) fn of(envelope: Option<&[u8]>, snapshot: &SnapshotName, keys: &[Key]) -> Self {
+        match envelope {
+            None => Self::Absent,
+            Some(envelope) => Envelope::open(envelope, snapshot, keys),
+        }
+    }
+}
+
+/// A store that writes and reads manifests.
+#[derive(Debug)]
+pub struct Attesting {
+    store: Arc<dyn SnapStore>,
+    keys: Keyring,
+    /// Manifests of snapshots that are stored, which aren't stored themselves yet.
+    owed: Mutex<HashMap<SnapshotName, Bytes>>,
+}
+
+impl Attesting {
+    pub fn new(store: Arc<dyn SnapStore>, keys: Keyring) -> Self {
+        Self {
+            store,
+            keys,
+            owed: Mutex::default(),
+        }
+    }
+
+    fn owed(&self) -> std::sync::MutexGuard<'_, HashMap<SnapshotName, Bytes>> {
+        self.owed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The manifest of what was just uploaded: its own one, or that which it had where it was copied from.
+    fn seal(&self, name: &SnapshotName, attached: Attached, digest: Digest) -> Result<Bytes> {
+        let facts = match attached {
+            Attached::Envelope(envelope) => return Ok(envelope),
+            Attached::Facts(facts) => facts(),
+        };
+        let (size, sha256) = digest.finish();
+        let manifest = Manifest {
+            snapshot: name.clone().with_final(false).to_string(),
+            size,
+            sha256,
+            facts,
+        };
+        let sealed = Envelope::seal(&manifest, self.keys.keys()?.last());
+        let failed = |error: serde_json::Error| {
+            Error::new(Class::Other, format!("describe {name}"), error.to_string())
+        };
+        Ok(sealed.map_err(failed)?.into())
+    }
+
+    async fn upload(&self, name: &SnapshotName, mut body: Body) -> Result<StoredSnapshot> {
+        let attached = body.take_attached();
+        let digest = Arc::new(Mutex::new(Digest::default()));
+        let passing = Arc::clone(&digest);
+        let body = body.inspect(move |bytes| {
+            passing
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .update(bytes);
+        });
+        let stored = self.store.put(name, body).await?;
+        let digest = digest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let envelope = self.seal(name, attached, digest)?;
+        self.owed().insert(name.clone(), envelope);
+        Ok(stored)
+    }
+
+    /// A snapshot of ours whose manifest could not be stored, when it is uploaded again.
+    async fn uploaded(&self, name: &SnapshotName) -> Result<Option<StoredSnapshot>> {
+        if !self.owed().contains_key(name) {
+            return Ok(None);
+        }
+        let listing = self.store.list().await?;
+        Ok(listing.snapshots.into_iter().find(|stored| stored.name == *name))
+    }
+
+    async fn store_owed(&self, name: &SnapshotName) -> Result<Option<Object>> {
+        let Some(envelope) = self.owed().get(name).cloned() else {
+            return Ok(None);
+        };
+        let file = name_of(name);
+        match self.store.put_object(&file, Body::from_bytes(envelope)).await {
+            Ok(object) => {
+                self.owed().remove(name);
+                Ok(Some(object))
+            }
+            // Who doesn't sign does without.
+            Err(error) if !self.keys.signs() => {
+                warn!(%name, %error, "the snapshot is stored, its manifest isn't");
+                self.owed().remove(name);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[async_trait]
+impl SnapStore for Attesting {
+    fn location(&self) -> &str {
+        self.store.location()
+    }
+
+    async fn list(&self) -> Result<Listing> {
+        self.store.list().await
+    }
+
+    /// The snapshot, and then its manifest. Where manifests are signed an error may mean that only the latter isn't
+    /// there: uploading the snapshot again mends that.
+    async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
+        let stored = match self.uploaded(name).await? {
+            Some(stored) => stored,
+            None => self.upload(name, body).await?,
+        };
+        let manifest = self.store_owed(name).await?;
+        Ok(StoredSnapshot { manifest, ..stored })
+    }
+
+    async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
+        self.store.put_object(file, body).await
+    }
+
+    async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {
+        self.store.get(object, range).await
+    }
+
+    async fn attest(&self, snapshot: &StoredSnapshot) -> Result<Attestation> {
+        if self.keys.signatures() == Signatures::Ignore {
+            return Ok(Attestation::Absent);
+        }
+        let envelope = self.envelope(snapshot).await?;
+        Ok(Attestation::of(
+            envelope.as_deref(),
+            &snapshot.name,
+            &self.keys.keys()?,
+        ))
+    }
+
+    fn signatures(&self) -> Signatures {
+        self.keys.signatures()
+    }
+
+    async fn delete(&self, object: &Object) -> Result<()> {
+        self.store.delete(object).await
+    }
+
+    async fn immutability(&self) -> Result<Immutability> {
+        self.store.immutability().await
+    }
+
+    async fn abort_stale_uploads(&self, started_before: Timestamp) -> Result<u64> {
+        self.store.abort_stale_uploads(started_before).await
+    }
+}
