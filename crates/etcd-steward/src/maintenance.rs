@@ -5,6 +5,7 @@ mod alarms;
 pub mod caretaker;
 mod comparison;
 mod defragmentation;
+mod replacement;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

@@ -75,7 +75,7 @@ impl Maintenance {
         }
         let mut client = self.connector.local().await?;
         for member in raised {
-            disarm(&mut client, *member).await?;
+            disarm(&mut client, *member, AlarmType::Nospace).await?;
         }
         Ok(Room::Made)
     }
@@ -95,12 +95,16 @@ fn has_room(size: u64, quota: u64) -> bool {
     size <= quota - quota / ROOM
 }
 
-async fn disarm(client: &mut Client, member: u64) -> Result<(), MaintenanceError> {
+pub(super) async fn disarm(
+    client: &mut Client,
+    member: u64,
+    alarm: AlarmType,
+) -> Result<(), MaintenanceError> {
     let mut options = AlarmOptions::new();
     options.with_member(member);
-    let disarming = client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options));
-    call("clear the alarm NOSPACE", CALL_TIMEOUT, disarming).await?;
-    warn!(member = crate::etcd::hex_id(member), "cleared the alarm NOSPACE");
+    let disarming = client.alarm(AlarmAction::Deactivate, alarm, Some(options));
+    call("clear an alarm", CALL_TIMEOUT, disarming).await?;
+    warn!(member = crate::etcd::hex_id(member), ?alarm, "cleared an alarm");
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use api::{
     v1alpha1::{ConditionStatus, MemberRole},
 };
 use jiff::Timestamp;
-use operator::cache::until;
+use operator::{cache::until, reconcile::chain};
 use steward_proto::v1::{Operation, OperationState, operation};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -19,6 +19,7 @@ use tracing::{debug, info, warn};
 use super::{
     Maintenance, Threshold,
     alarms::{Alarms, Room},
+    replacement::Replacement,
 };
 use crate::{
     backup::Backups,
@@ -46,6 +47,8 @@ const UNFINISHED: Duration = Duration::from_mins(15);
 /// The data is compared so long after a change of leaders, and again so long after something differed.
 const FIRST_COMPARISON: Duration = Duration::from_mins(2);
 const CONFIRM: Duration = Duration::from_secs(2);
+/// Pause after a member was replaced: one that differs again at once is more than a damaged disk.
+const REPLACEMENT_PAUSE: Duration = Duration::from_hours(1);
 const FIRST_RETRY: Duration = Duration::from_mins(1);
 const LAST_RETRY: Duration = Duration::from_hours(1);
 
@@ -130,9 +133,42 @@ impl Caretaker {
         }
         term.compared(self.comparison_period);
         match found {
-            Ok(Some(differing)) => self.tell_of_differences(&differing).await,
+            Ok(Some(differing)) => {
+                self.tell_of_differences(&differing).await;
+                if !differing.is_empty() && term.may_replace() {
+                    self.replace(&differing, term).await;
+                }
+            }
             Ok(None) => warn!("no majority of the members has the same data, or too few of them answer"),
             Err(error) => debug!(%error, "the members' data can't be compared"),
+        }
+    }
+
+    /// One member at a time; whatever else differs is found at the next comparison.
+    async fn replace(&self, differing: &[String], term: &mut Term) {
+        let (reason, note) = match self.maintenance.replace(differing).await {
+            Ok(None) => return,
+            Ok(Some(Replacement::HandedOver)) => {
+                let note =
+                    "this member's data differs from that of the majority: it leads no more".to_owned();
+                ("LeadershipMoved", note)
+            }
+            Ok(Some(Replacement::Removed(member))) => {
+                term.replaced = Some(Instant::now());
+                let note = format!(
+                    "{member} was removed and joins anew; its old data is on its volume, moved aside"
+                );
+                ("MemberReplaced", note)
+            }
+            Err(error) => {
+                term.compare_within(self.comparison_period, FIRST_RETRY);
+                let note = format!("a member that differs can't be replaced now: {}", chain(&error));
+                ("MemberNotReplaced", note)
+            }
+        };
+        warn!(reason, note, "members differ");
+        if let Some(kubernetes) = &self.kubernetes {
+            kubernetes.warn("Maintain", reason, &note).await;
         }
     }
 
@@ -149,8 +185,8 @@ impl Caretaker {
             return;
         }
         let message = format!(
-            "the data of {} differs from that of the majority: take a full snapshot, then delete its claim and its pod, so \
-             that it joins anew",
+            "the data of {} differs from that of the majority: one after the other is removed and joins anew, as soon as \
+             all members serve",
             differing.join(", ")
         );
         self.status.condition(
@@ -228,6 +264,8 @@ impl Caretaker {
         };
         if !alarms.corrupt.is_empty() && alarms.corrupt != term.alarms.corrupt {
             self.tell_of_corruption().await;
+            // Whom to blame, and to replace, is found out now.
+            term.compare_within(self.comparison_period, Duration::ZERO);
         }
         if !alarms.no_space.is_empty() && term.may_make_room() {
             term.full = Some(Instant::now());
@@ -322,6 +360,7 @@ struct Term {
     full: Option<Instant>,
     alarms: Alarms,
     comparison: Option<Timestamp>,
+    replaced: Option<Instant>,
 }
 
 impl Term {
@@ -339,11 +378,17 @@ impl Term {
             // Leadership may never last for a whole period.
             comparison: comparison_period
                 .and_then(|period| now.checked_add(period.min(FIRST_COMPARISON)).ok()),
+            replaced: None,
         }
     }
 
     fn compared(&mut self, period: Option<Duration>) {
         self.comparison = period.and_then(|period| Timestamp::now().checked_add(period).ok());
+    }
+
+    /// Sooner than the period says, unless data is never compared.
+    fn compare_within(&mut self, period: Option<Duration>, wait: Duration) {
+        self.compared(period.map(|period| period.min(wait)));
     }
 
     /// A pass that failed comes again before the schedule says so; members that are done are skipped then.
@@ -361,6 +406,10 @@ impl Term {
 
     fn may_press(&self) -> bool {
         self.pressed.is_none_or(|at| at.elapsed() > UNSCHEDULED_PAUSE)
+    }
+
+    fn may_replace(&self) -> bool {
+        self.replaced.is_none_or(|at| at.elapsed() > REPLACEMENT_PAUSE)
     }
 
     fn may_make_room(&self) -> bool {

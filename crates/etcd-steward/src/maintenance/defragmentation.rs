@@ -64,7 +64,7 @@ impl Target {
         u64::try_from(self.status.raft_used_db_size()).unwrap_or(0)
     }
 
-    fn leads(&self) -> bool {
+    pub(super) fn leads(&self) -> bool {
         self.id == self.status.leader()
     }
 
@@ -295,7 +295,7 @@ async fn target(connector: &Connector, member: &Member) -> Result<Target, Mainte
     })
 }
 
-async fn hand_over(leader: &mut Target, successor: u64) -> Result<(), MaintenanceError> {
+pub(super) async fn hand_over(leader: &mut Target, successor: u64) -> Result<(), MaintenanceError> {
     info!(
         from = leader.name,
         to = hex_id(successor),
