@@ -242,6 +242,7 @@ impl Steward {
         let peer_urls = PeerUrls {
             status: shared.status.clone(),
             connector: shared.connector.clone(),
+            cluster: self.config.cluster.clone(),
             member: self.member.clone(),
             config_file: self.args.config.join(etcd_file(&self.member.name)),
             running: sessions.running(),

@@ -23,7 +23,7 @@ use super::{
     peers::{self, Answers, Cluster},
 };
 use crate::{
-    etcd::{CALL_TIMEOUT, Connector},
+    etcd::{CALL_TIMEOUT, Connector, hex_id},
     exit_record::{ExitRecord, ExitState},
     identity::{Identity, Owner},
     member::{Status, kubernetes::Kubernetes},
@@ -195,7 +195,10 @@ impl Scene {
         }
         let data = match self.validate().await {
             Verdict::Missing => Data::Missing,
-            Verdict::Valid(found) => return (Data::Valid, Some(found)),
+            Verdict::Valid(found) => {
+                self.recognize(&found);
+                return (Data::Valid, Some(found));
+            }
             Verdict::Invalid { reason } => {
                 notes.push(format!("the data directory is damaged: {reason}"));
                 self.status.setback(reason::DB_VALIDATION_FAILED, &reason);
@@ -208,6 +211,16 @@ impl Scene {
             }
         };
         (data, None)
+    }
+
+    /// Who the member is can be asked of its etcd only when that serves, which a learner doesn't for long.
+    fn recognize(&self, found: &DataDir) {
+        if let (Some(member), Some(cluster)) = (found.member_id, found.cluster_id) {
+            self.status.update(|status| {
+                status.id = Some(hex_id(member.0));
+                status.cluster_id = Some(hex_id(cluster.0));
+            });
+        }
     }
 
     /// A quick check after a clean end, a complete one otherwise.

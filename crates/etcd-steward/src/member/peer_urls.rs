@@ -6,7 +6,7 @@ mod gate;
 use std::path::PathBuf;
 
 use api::{
-    steward::ClusterMember,
+    steward::{ClusterConfig, ClusterMember},
     v1alpha1::{EtcdMemberStatus, MemberRole},
 };
 use etcd_client::{Client, Member};
@@ -43,6 +43,8 @@ pub struct PeerUrls {
     pub status: Status,
     /// Connections to etcd.
     pub connector: Connector,
+    /// The wanted members.
+    pub cluster: ClusterConfig,
     /// This member, as it is wanted.
     pub member: ClusterMember,
     /// The file with its etcd's configuration.
@@ -68,7 +70,7 @@ impl PeerUrls {
         let mut running = self.running.clone();
         loop {
             running.mark_unchanged();
-            if changes.wait_for(serves).await.is_err() {
+            if changes.wait_for(|status| status.id.is_some()).await.is_err() {
                 return;
             }
             let again = async {
@@ -91,15 +93,15 @@ impl PeerUrls {
             // It still listens where it did.
             return Ok(());
         }
-        let mut client = self.connector.local().await?;
-        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
-        let id = listed.header().map_or(0, etcd_client::ResponseHeader::member_id);
-        let Some(own) = listed.members().iter().find(|member| member.id() == id) else {
+        let Some((mut client, members, id)) = self.listed().await? else {
+            return Ok(());
+        };
+        let Some(own) = members.iter().find(|member| member.id() == id) else {
             return Ok(());
         };
         let change = change(own.peer_urls(), &self.member.peer_urls);
         let learner_at = match change {
-            Change::Update if own.is_learner() => self.versions(listed.members()).await,
+            Change::Update if own.is_learner() => self.versions(&members).await,
             _ => Vec::new(),
         };
         match gate::allowed(change, &learner_at) {
@@ -110,6 +112,44 @@ impl PeerUrls {
                 Ok(())
             }
         }
+    }
+
+    /// The members as the one beside us lists them, its ID, and whom to tell. One that doesn't vote answers no such call, so
+    /// another one that lists it is asked; `None` if there is none.
+    async fn listed(&self) -> Result<Option<(Client, Vec<Member>, u64)>, PeerUrlError> {
+        let votes = |status: &EtcdMemberStatus| {
+            matches!(status.role, Some(MemberRole::Leader | MemberRole::Follower))
+        };
+        if self.status.read(votes) {
+            let mut client = self.connector.local().await?;
+            let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+            let id = listed.header().map_or(0, etcd_client::ResponseHeader::member_id);
+            return Ok(Some((client, listed.members().to_vec(), id)));
+        }
+        let id = self.status.read(|status| status.id.clone());
+        let Some(id) = id.and_then(|id| u64::from_str_radix(&id, 16).ok()) else {
+            return Ok(None);
+        };
+        let others = self
+            .cluster
+            .members
+            .iter()
+            .filter(|member| member.name != self.member.name);
+        let mut found = Ok(None);
+        for other in others {
+            let asked = async {
+                let mut client = self.connector.remote(&other.client_urls).await?;
+                let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+                Ok((client, listed.members().to_vec(), id))
+            };
+            match asked.await {
+                Ok(listed) if listed.1.iter().any(|member| member.id() == id) => return Ok(Some(listed)),
+                // Another cluster may answer there.
+                Ok(_) => {}
+                Err(error) => found = Err(error),
+            }
+        }
+        found
     }
 
     /// Versions of all members that have ever started: each carries out the change itself. One that doesn't answer has none.
@@ -140,12 +180,4 @@ impl PeerUrls {
                 .await;
         }
     }
-}
-
-/// It takes part, so the cluster can be told something.
-fn serves(status: &EtcdMemberStatus) -> bool {
-    matches!(
-        status.role,
-        Some(MemberRole::Leader | MemberRole::Follower | MemberRole::Learner)
-    )
 }

@@ -25,7 +25,7 @@ fn assert_nothing_in(folder: &Path, case: &str) {
 
 /// DEL-01 (`overlap`), DEL-03 and DEL-06 (`large-txn`), DEL-11 (`leases`): chains that others made by hand or had trouble with.
 #[test]
-fn good_backups_are_restored_record_for_record() {
+fn del_01_del_11_good_backups_are_restored_record_for_record() {
     let cases: Vec<_> = cases::all()
         .into_iter()
         .filter(|case| case.fact("outcome") == "ok")
@@ -59,7 +59,7 @@ type Row = (
 /// DEL-10 (`gap`), RES-10 (`zero-byte-newest-full`): the bad or missing object is named, with what is lost without it, and
 /// nothing is done without it unless somebody says so.
 #[test]
-fn damage_is_refused_by_name_and_gone_around_when_told_to() {
+fn del_10_res_10_damage_is_refused_by_name_and_gone_around_when_told_to() {
     let rows: [Row; 4] = [
         (
             "zero-byte-newest-full",
