@@ -19,3 +19,4 @@ mod secondary;
 mod security;
 mod signing;
 mod snapshots;
+mod traces;

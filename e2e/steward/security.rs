@@ -263,6 +263,42 @@ async fn sec_01_calls_need_a_client_certificate() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// SEC-01: a controller may do what it is for, and no more.
+#[tokio::test]
+async fn sec_01_controllers_have_the_rights_that_they_need() -> anyhow::Result<()> {
+    let (rig, authority) = secured().await?;
+    let member = &rig.members[0];
+    until_owner(&rig, &Caller::new(&authority, Some(authority.client(CLIENT)?))).await?;
+    for (controller, refused) in [
+        (
+            "compaction-controller",
+            &["Defragment", "Compact", "CancelOperation"][..],
+        ),
+        (
+            "custodian",
+            &["CreateSnapshot", "Defragment", "Compact", "CancelOperation"],
+        ),
+    ] {
+        let certificate = authority.client(&format!("druid://controller/{controller}"))?;
+        let caller = Caller::new(&authority, Some(certificate));
+        for (call, answer) in all_calls(&caller.grpc(member).await?).await {
+            let is_refused = matches!(&answer, Err(status) if status.code() == Code::PermissionDenied);
+            ensure!(
+                is_refused == refused.contains(&call),
+                "{controller}: {call}: {answer:?}"
+            );
+        }
+        let (status, _, body) = caller.http(member, "POST", "/maintenance/defrag").await?;
+        ensure!(
+            status == 403 && body.contains("PermissionDenied"),
+            "{controller}: {status}: {body}"
+        );
+        let (status, _, body) = caller.http(member, "GET", "/member").await?;
+        ensure!(status == 200, "{controller}: {status}: {body}");
+    }
+    Ok(())
+}
+
 /// SEC-01: certificates and authorities are replaced while the steward serves, and what isn't whole isn't used.
 #[tokio::test]
 async fn sec_01_certificates_are_rotated_while_serving() -> anyhow::Result<()> {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use api::v1alpha1::{Etcd, EtcdMember};
+use api::v1alpha1::{Condition, ConditionStatus, Etcd, EtcdMember};
 use e2e::{
     Lab,
     lab::{etcd, has, run},
@@ -11,18 +11,22 @@ use e2e::{
 };
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
-    core::v1::{PersistentVolumeClaim, Pod, Service},
+    core::v1::{PersistentVolumeClaim, Pod, Secret, Service},
 };
 use kube::{
     ResourceExt as _,
     api::{DeleteParams, ListParams},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use snapstore::Kind;
 
 async fn life(lab: Lab, size: u32, store: Store) -> anyhow::Result<()> {
     let backup = lab.backup(store).await?;
-    lab.apply::<Etcd>(&etcd("t1", size, &backup)).await?;
+    life_with(lab, size, store, &backup).await
+}
+
+async fn life_with(lab: Lab, size: u32, store: Store, backup: &Value) -> anyhow::Result<()> {
+    lab.apply::<Etcd>(&etcd("t1", size, backup)).await?;
     let took = lab.until_ready("t1").await?;
     eprintln!("{size} members with {store:?} ready after {took:.1?}");
     lab.check_cluster("t1", usize::try_from(size)?).await?;
@@ -160,9 +164,33 @@ async fn delete_and_find_the_data(lab: &Lab, store: Store) -> anyhow::Result<()>
     Ok(())
 }
 
+/// With signed snapshots: what is stored is read back, and found to be signed.
 #[tokio::test]
 async fn e2e_one_member_with_s3() -> anyhow::Result<()> {
-    run("one-s3", |lab| life(lab, 1, Store::S3)).await
+    run("one-s3", |lab| async move {
+        let key = json!({
+            "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "signing"},
+            "stringData": {"2026-01": "a key that has at least thirty-two bytes"},
+        });
+        lab.apply::<Secret>(&key).await?;
+        let mut backup = lab.backup(Store::S3).await?;
+        backup["signing"] = json!({"secretRef": {"name": "signing"}});
+        let watched = lab.clone();
+        life_with(lab, 1, Store::S3, &backup).await?;
+        let signed = |member: &EtcdMember| {
+            let conditions = member.status.iter().flat_map(|status| &status.conditions);
+            let verified = |known: &&Condition| known.type_ == "BackupVerified";
+            conditions.filter(verified).any(|known| known.status == ConditionStatus::True)
+        };
+        watched.until("t1-0", "have its backups verified", signed).await?;
+        let listing = watched.stored(Store::S3).await?;
+        ensure!(
+            listing.snapshots.iter().all(|snapshot| snapshot.manifest.is_some()),
+            "{listing:?}"
+        );
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]

@@ -149,8 +149,13 @@ pub fn etcd_tls_secret(etcd: &str) -> String {
 /// In the controllers' own namespace: the authority that signs the stewards' and the controllers' certificates.
 pub const DRUID_CA_SECRET: &str = "druid-ca";
 
-/// In the controllers' own namespace: the certificate that controllers present to stewards.
-pub const CONTROLLERS_CLIENT_SECRET: &str = "druid-controllers-client";
+/// The controllers that call stewards.
+pub const STEWARD_CALLERS: [&str; 2] = ["compaction-controller", "opstask-controller"];
+
+/// In the controllers' own namespace: the certificate that a controller presents to stewards.
+pub fn controller_client_secret(controller: &str) -> String {
+    format!("druid-{controller}-client")
+}
 
 #[cfg(test)]
 mod tests {

@@ -384,6 +384,29 @@ mod tests {
         assert_eq!(resources.limits.unwrap()["memory"].0, "1Gi");
     }
 
+    /// What isn't signed wouldn't be taken from the Job either.
+    #[test]
+    fn the_keys_that_snapshots_are_signed_with_are_there() {
+        let mut backup = s3();
+        backup["signing"] = json!({"secretRef": {"name": "signing"}});
+        let pod = spec(&build(&backup));
+        let volumes = pod.volumes.unwrap();
+        let secrets: Vec<_> = volumes
+            .iter()
+            .filter_map(|volume| volume.secret.as_ref())
+            .collect();
+        assert!(
+            secrets
+                .iter()
+                .any(|secret| secret.secret_name.as_deref() == Some("signing"))
+        );
+        let env = pod.containers[0].env.clone().unwrap();
+        assert!(
+            env.iter()
+                .any(|variable| variable.name == "SNAPSHOT_SIGNING_KEYS")
+        );
+    }
+
     #[test]
     fn a_local_store_is_sought_where_members_run() {
         let pod = spec(&build(&json!({"store": {"provider": "Local", "prefix": "p"}})));

@@ -91,7 +91,8 @@ pub async fn run(context: Context, config: Config) -> anyhow::Result<()> {
     let controller = Controller::for_stream(stream, etcds)
         .watches_stream(member_stream, etcd_of)
         .owns_stream(job_stream);
-    let stewards = Stewards::new(client, &context.namespace, names::CONTROLLERS_CLIENT_SECRET);
+    let identity = names::controller_client_secret("compaction-controller");
+    let stewards = Stewards::new(client, &context.namespace, &identity);
     let reconciler = CompactionController {
         config,
         members,

@@ -1,4 +1,4 @@
-//! Keeps the certificates of Druid's own parts: the authority and the controllers' certificate in the controllers'
+//! Keeps the certificates of Druid's own parts: the authority and the controllers' certificates in the controllers'
 //! namespace, and those of each Etcd in its own.
 
 use std::{
@@ -81,7 +81,7 @@ impl std::fmt::Debug for Certificates {
 }
 
 impl Certificates {
-    /// Takes up the authority of this installation, or makes one, and sees to the controllers' own certificate.
+    /// Takes up the authority of this installation, or makes one, and sees to the controllers' own certificates.
     pub async fn begin(client: Client, namespace: &str) -> Result<Self, CertificateError> {
         let api = Api::<Secret>::namespaced(client.clone(), namespace);
         let authority = authority(&api).await?;
@@ -94,15 +94,18 @@ impl Certificates {
         Ok(this)
     }
 
-    /// The certificate of the controllers. Called now and then, so that it is renewed in time.
+    /// The certificates of the controllers. Called now and then, so that they are renewed in time.
     pub async fn controllers(&self, namespace: &str) -> Result<(), CertificateError> {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
-        let name = names::CONTROLLERS_CLIENT_SECRET;
-        let Some(pair) = self.renewed(&api, name, &Wanted::controllers()).await? else {
-            return Ok(());
-        };
-        let secret = own_secret(name, &self.authority.pair().certificate, &pair);
-        self.write(&api, &secret).await
+        for controller in names::STEWARD_CALLERS {
+            let name = names::controller_client_secret(controller);
+            let wanted = Wanted::controller(controller);
+            if let Some(pair) = self.renewed(&api, &name, &wanted).await? {
+                let secret = own_secret(&name, &self.authority.pair().certificate, &pair);
+                self.write(&api, &secret).await?;
+            }
+        }
+        Ok(())
     }
 
     /// The certificates of an Etcd.

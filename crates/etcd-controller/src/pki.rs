@@ -98,11 +98,11 @@ impl Wanted {
         }
     }
 
-    /// The certificate of the controllers.
-    pub fn controllers() -> Self {
+    /// The certificate of a controller.
+    pub fn controller(name: &str) -> Self {
         Self {
-            common_name: "druid controllers".to_owned(),
-            names: vec!["druid://controller/druid".to_owned()],
+            common_name: name.to_owned(),
+            names: vec![format!("druid://controller/{name}")],
             usage: Usage::Client,
         }
     }

@@ -44,11 +44,8 @@ pub struct Config {}
 /// Runs the controller until the process is told to stop.
 pub async fn run(context: Context, Config {}: Config) -> anyhow::Result<()> {
     let client = context.client.clone();
-    let stewards = Stewards::new(
-        client.clone(),
-        &context.namespace,
-        names::CONTROLLERS_CLIENT_SECRET,
-    );
+    let identity = names::controller_client_secret("opstask-controller");
+    let stewards = Stewards::new(client.clone(), &context.namespace, &identity);
     let stewards: Arc<dyn Steward> = Arc::new(stewards);
     let (wake, woken) = Wake::new();
     let (members, controller) = watches(&context, &wake);

@@ -9,6 +9,7 @@ mod retention;
 mod secondary;
 mod settings;
 mod snapshotter;
+mod told;
 mod upload;
 mod verification;
 

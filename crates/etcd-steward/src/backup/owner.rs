@@ -15,6 +15,7 @@ use tracing::{debug, info, warn};
 use super::{
     BackupError, Backups, Known, Order, Secondary, Settings, Trouble, retention, secondary,
     snapshotter::Snapshotter,
+    told::Told,
     verification::{self, Proven},
 };
 use crate::{
@@ -54,6 +55,7 @@ pub struct Owner {
     pub metrics: Metrics,
     /// What was read back and found whole.
     pub(super) proven: Proven,
+    told: Told,
     known: Arc<watch::Sender<Known>>,
     orders: Arc<watch::Sender<Option<mpsc::Sender<Order>>>>,
 }
@@ -88,6 +90,7 @@ impl Owner {
                 kubernetes,
                 metrics,
                 proven: Proven::default(),
+                told: Told::default(),
                 known,
                 orders,
             },
@@ -210,11 +213,9 @@ impl Owner {
     pub(super) async fn failed(&self, error: &BackupError) {
         let (reason, message) = (error.reason(), chain(error));
         self.metrics.snapshot_failed(reason);
-        let known = self.known().failure;
-        let news = known.is_none_or(|known| known.reason != reason);
         self.status
             .condition(condition::BACKUP_READY, ConditionStatus::False, reason, &message);
-        if news {
+        if self.told.fails(reason) {
             warn!(reason, message, "backups don't work, trying again and again");
             if let Some(kubernetes) = &self.kubernetes {
                 kubernetes.warn("Backup", reason, &message).await;
@@ -226,7 +227,6 @@ impl Owner {
 
     /// Tells that backups work.
     pub(super) async fn works(&self) {
-        let recovered = self.known.borrow().failure.is_some();
         self.learn(|known| known.failure = None);
         self.status.condition(
             condition::BACKUP_READY,
@@ -234,7 +234,7 @@ impl Owner {
             api::conditions::backup_ready::SUCCEEDED,
             "the newest snapshots are stored",
         );
-        if recovered {
+        if self.told.works() {
             info!("backups work again");
             if let Some(kubernetes) = &self.kubernetes {
                 kubernetes

@@ -2,7 +2,6 @@
 //! one, and each object only after the fence has been asked.
 
 use std::{
-    collections::BTreeSet,
     convert::Infallible,
     future::pending,
     ops::Range,
@@ -20,14 +19,14 @@ use snapstore::{
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use super::{fence::Fence, owner::Owner};
+use super::{fence::Fence, owner::Owner, told::Told};
 
 /// Collects again and again, for as long as the term lasts.
 pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
     let Some(period) = owner.settings.retention_period else {
         return pending().await;
     };
-    let mut told = Told::default();
+    let (told, mut locked) = (Told::default(), 0);
     loop {
         sleep(period.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;
         let store = Fenced::new(owner.store.as_ref(), fence);
@@ -41,7 +40,13 @@ pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
         if let Ok(collected) = &collected {
             account(owner, collected);
         }
-        told.tell(owner, collected).await;
+        if let Ok(collected) = &collected
+            && locked != collected.locked
+        {
+            locked = collected.locked;
+            info!(locked, "old backups that the store still protects");
+        }
+        tell(owner, &told, collected).await;
     }
 }
 
@@ -58,52 +63,36 @@ fn account(owner: &Owner, collected: &Collected) {
     }
 }
 
-/// What has been told already: a store that refuses deletions does so at every collection.
-#[derive(Debug, Default)]
-struct Told {
-    failures: BTreeSet<&'static str>,
-    locked: u64,
-}
-
-impl Told {
-    async fn tell(&mut self, owner: &Owner, collected: Result<Collected, Error>) {
-        let failed = match collected {
-            Ok(collected) => {
-                if self.locked != collected.locked {
-                    info!(
-                        locked = collected.locked,
-                        "old backups that the store still protects"
-                    );
-                    self.locked = collected.locked;
-                }
-                let count = collected.failed.len();
-                let first = collected.failed.into_iter().next();
-                first.map(|first| {
-                    let message = format!(
-                        "{count} old backups can't be deleted, the first is {}: {}",
-                        first.key,
-                        chain(&first.error)
-                    );
-                    (first.error.reason(), message)
-                })
-            }
-            Err(error) => Some((
-                error.reason(),
-                format!("old backups aren't looked for: {}", chain(&error)),
-            )),
-        };
-        let Some((reason, message)) = failed else {
-            self.failures.clear();
-            return;
-        };
-        if self.failures.insert(reason) {
-            warn!(reason, message, "retention doesn't work");
-            if let Some(kubernetes) = &owner.kubernetes {
-                kubernetes.warn("Retention", reason, &message).await;
-            }
-        } else {
-            debug!(reason, message, "retention still doesn't work");
+async fn tell(owner: &Owner, told: &Told, collected: Result<Collected, Error>) {
+    let failed = match collected {
+        Ok(collected) => {
+            let count = collected.failed.len();
+            let first = collected.failed.into_iter().next();
+            first.map(|first| {
+                let message = format!(
+                    "{count} old backups can't be deleted, the first is {}: {}",
+                    first.key,
+                    chain(&first.error)
+                );
+                (first.error.reason(), message)
+            })
         }
+        Err(error) => Some((
+            error.reason(),
+            format!("old backups aren't looked for: {}", chain(&error)),
+        )),
+    };
+    let Some((reason, message)) = failed else {
+        told.works();
+        return;
+    };
+    if told.fails(reason) {
+        warn!(reason, message, "retention doesn't work");
+        if let Some(kubernetes) = &owner.kubernetes {
+            kubernetes.warn("Retention", reason, &message).await;
+        }
+    } else {
+        debug!(reason, message, "retention still doesn't work");
     }
 }
 

@@ -17,7 +17,7 @@ use snapstore::{
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
-use super::{fence::Fence, owner::Owner, retention::Fenced, verification::Proven};
+use super::{fence::Fence, owner::Owner, retention::Fenced, told::Told, verification::Proven};
 
 const FIRST_RETRY: Duration = Duration::from_secs(10);
 
@@ -37,7 +37,7 @@ pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
     };
     // Before there is a full snapshot there is nothing to copy. The sender lives as long as the owner.
     let _ = owner.follow().wait_for(|known| known.full.is_some()).await;
-    let mut pass = Pass::default();
+    let pass = Pass::default();
     let mut retry = FIRST_RETRY;
     loop {
         let begun = Instant::now();
@@ -63,8 +63,7 @@ type Fault = (&'static str, String);
 struct Pass {
     /// Full snapshots that were read from the first byte to the hash when they were copied.
     checked: Proven,
-    /// What was told last: the same failure comes at every pass.
-    told: Option<&'static str>,
+    told: Told,
 }
 
 impl Pass {
@@ -122,7 +121,7 @@ impl Pass {
         }
     }
 
-    async fn tell(&mut self, owner: &Owner, outcome: Result<(), Fault>) {
+    async fn tell(&self, owner: &Owner, outcome: Result<(), Fault>) {
         let (status, reason, message) = match outcome {
             Ok(()) => {
                 let message = "the second store has all backups of the first one".to_owned();
@@ -134,8 +133,12 @@ impl Pass {
         owner
             .status
             .condition(condition::SECONDARY_BACKUP_READY, status, reason, &message);
-        let was_bad = self.told.is_some_and(|told| told != backup_ready::SUCCEEDED);
-        if self.told.replace(reason) == Some(reason) {
+        let is_news = if is_bad {
+            self.told.fails(reason)
+        } else {
+            self.told.works()
+        };
+        if !is_news {
             return;
         }
         if is_bad {
@@ -146,7 +149,7 @@ impl Pass {
         };
         if is_bad {
             kubernetes.warn("CopyBackups", reason, &message).await;
-        } else if was_bad {
+        } else {
             kubernetes
                 .tell("CopyBackups", "SecondaryBackupRecovered", &message)
                 .await;

@@ -5,6 +5,7 @@ mod grpc;
 mod http;
 mod members;
 pub mod operations;
+mod rights;
 pub mod tls;
 
 use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -14,7 +15,7 @@ use axum::{
     Router,
     body::Body,
     extract::Request,
-    http::{HeaderMap, header},
+    http::{HeaderMap, StatusCode, header},
     middleware::{self, Next},
     response::Response,
 };
@@ -145,7 +146,7 @@ async fn connection(
     stream.set_nodelay(true)?;
     match security {
         Security::Loopback => {
-            let caller = Caller::Known("loopback".to_owned());
+            let caller = Caller::Owner("loopback".to_owned());
             requests(TokioIo::new(stream), routers, caller, shutdown).await
         }
         Security::MutualTls(certificates) => {
@@ -186,20 +187,33 @@ where
     connection.await.map_err(|error| anyhow::anyhow!("{error}"))
 }
 
-/// Lets known callers pass, and anyone ask whether the steward is healthy.
+/// Lets those pass who have the right that the call needs.
 async fn authorize(request: Request, next: Next) -> Response {
-    const OPEN: [&str; 2] = ["/grpc.health.v1.Health/", "/healthz"];
     let path = request.uri().path();
-    let known = matches!(request.extensions().get::<Caller>(), Some(Caller::Known(_)));
-    if known || OPEN.iter().any(|open| path.starts_with(open)) {
+    let Some(right) = rights::needed(request.method(), path) else {
+        return next.run(request).await;
+    };
+    let caller = request.extensions().get::<Caller>().unwrap_or(&Caller::Anonymous);
+    if rights::of(caller).contains(&right) {
         return next.run(request).await;
     }
-    let message = "a client certificate is needed that names this Etcd: use the Secret <etcd>-steward-client";
-    warn!(path, "refused a caller without a certificate");
-    if is_grpc(request.headers()) {
-        Status::unauthenticated(message).into_http()
+    warn!(path, ?caller, ?right, "refused a call");
+    let grpc = is_grpc(request.headers());
+    if *caller == Caller::Anonymous {
+        let message =
+            "a client certificate is needed that names this Etcd: use the Secret <etcd>-steward-client";
+        return if grpc {
+            Status::unauthenticated(message).into_http()
+        } else {
+            http::problem(StatusCode::UNAUTHORIZED, "Unauthenticated", message)
+        };
+    }
+    let message =
+        "this caller has no right to make this call: see the table of rights in docs/reference/steward.md";
+    if grpc {
+        Status::permission_denied(message).into_http()
     } else {
-        http::problem(axum::http::StatusCode::UNAUTHORIZED, "Unauthenticated", message)
+        http::problem(StatusCode::FORBIDDEN, "PermissionDenied", message)
     }
 }
 

@@ -47,8 +47,10 @@ pub enum TlsError {
 pub enum Caller {
     /// Without a certificate that this steward accepts.
     Anonymous,
-    /// A controller of Druid, or somebody with this Etcd's client certificate.
-    Known(String),
+    /// Somebody with this Etcd's client certificate, or one of the authority that its user brought.
+    Owner(String),
+    /// A controller of Druid, by its name.
+    Controller(String),
 }
 
 /// Serves with what lies in a folder at the moment.
@@ -132,14 +134,17 @@ impl Certificates {
             return Caller::Anonymous;
         };
         for uri in uris(leaf) {
-            if uri == self.own_uri || uri.starts_with(CONTROLLER_URI) {
-                return Caller::Known(uri);
+            if uri == self.own_uri {
+                return Caller::Owner(uri);
+            }
+            if let Some(name) = uri.strip_prefix(CONTROLLER_URI) {
+                return Caller::Controller(name.to_owned());
             }
         }
         let now = rustls::pki_types::UnixTime::now();
         match &loaded.brought_ca {
             Some(ca) if ca.verify_client_cert(leaf, intermediates, now).is_ok() => {
-                Caller::Known(subject(leaf))
+                Caller::Owner(subject(leaf))
             }
             _ => Caller::Anonymous,
         }

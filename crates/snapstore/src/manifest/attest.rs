@@ -67,7 +67,7 @@ impl Attesting {
     }
 
     /// The manifest of what was just uploaded: its own one, or that which it had where it was copied from.
-    fn seal(&self, name: &SnapshotName, attached: Attached, digest: Digest) -> Result<Bytes> {
+    fn seal(name: &SnapshotName, attached: Attached, digest: Digest, key: Option<&Key>) -> Result<Bytes> {
         let facts = match attached {
             Attached::Envelope(envelope) => return Ok(envelope),
             Attached::Facts(facts) => facts(),
@@ -79,7 +79,7 @@ impl Attesting {
             sha256,
             facts,
         };
-        let sealed = Envelope::seal(&manifest, self.keys.keys()?.last());
+        let sealed = Envelope::seal(&manifest, key);
         let failed = |error: serde_json::Error| {
             Error::new(Class::Other, format!("describe {name}"), error.to_string())
         };
@@ -87,6 +87,8 @@ impl Attesting {
     }
 
     async fn upload(&self, name: &SnapshotName, mut body: Body) -> Result<StoredSnapshot> {
+        // Before the snapshot is there: one that can't be signed is of no use.
+        let keys = self.keys.keys()?;
         let attached = body.take_attached();
         let digest = Arc::new(Mutex::new(Digest::default()));
         let passing = Arc::clone(&digest);
@@ -98,7 +100,7 @@ impl Attesting {
         });
         let stored = self.store.put(name, body).await?;
         let digest = digest.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let envelope = self.seal(name, attached, digest)?;
+        let envelope = Self::seal(name, attached, digest, keys.last())?;
         self.owed().insert(name.clone(), envelope);
         Ok(stored)
     }

@@ -110,12 +110,12 @@ What each controller may do in the whole cluster: nothing that it doesn't use. S
   verbs: [create]
 - apiGroups: [""]
   resources: [secrets]
-  resourceNames: [druid-ca, druid-controllers-client]
+  resourceNames: [druid-ca, druid-compaction-controller-client, druid-opstask-controller-client]
   verbs: [get, patch]
 {{- else if has . (list "opstask-controller" "compaction-controller") }}
 - apiGroups: [""]
   resources: [secrets]
-  resourceNames: [druid-controllers-client]
+  resourceNames: [druid-{{ . }}-client]
   verbs: [get, list, watch]
 {{- end }}
 {{- end }}
