@@ -175,8 +175,9 @@ async fn res_10_a_bad_newest_backup_is_named_and_waited_for() -> anyhow::Result<
     let mut rig = Rig::start(Setup::single()).await?;
     let revision = rig.put("/kept/", 10).await?;
     rig.until_covered(revision).await?;
-    let (code, answer) = rig.members[0].call("POST", "/snapshot/full").await?;
-    ensure!(code == 200, "{code}: {answer}");
+    // Not of the same revision as the first one.
+    rig.put("/after/", 1).await?;
+    rig.full_snapshot().await?;
     rig.kill_all();
     rig.members[0].wipe()?;
     let newest = rig.fulls()?.pop().context("a full snapshot")?;
@@ -196,7 +197,41 @@ async fn res_10_a_bad_newest_backup_is_named_and_waited_for() -> anyhow::Result<
     );
     fs::rename(&path, rig.store().join("set-aside"))?;
     rig.until_ready().await?;
-    ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
+    let (count, told) = (rig.members[0].count("/kept/").await?, status(&rig).await?);
+    ensure!(
+        count == 10,
+        "{count} of 10 keys: {}, from {:?}",
+        told["lastRestoration"],
+        rig.stored()?
+    );
+    Ok(())
+}
+
+/// BOOT-12: where all snapshots are gone and their manifests aren't, there has been a cluster: none is begun in its place.
+#[tokio::test]
+async fn boot_12_manifests_alone_are_no_empty_store() -> anyhow::Result<()> {
+    let mut rig = Rig::start(Setup::single()).await?;
+    rig.until_covered(rig.put("/kept/", 5).await?).await?;
+    rig.full_snapshot().await?;
+    rig.kill_all();
+    rig.members[0].wipe()?;
+    for name in rig.stored()? {
+        fs::remove_file(rig.store().join("v2").join(name))?;
+    }
+    rig.start_all()?;
+    rig.until("it is told", async || {
+        let (reason, message) = rig.members[0].condition("Initialized").await?;
+        ensure!(
+            reason == "RestorationFailed" || reason == "ChainDamaged",
+            "{reason}: {message}"
+        );
+        Ok(())
+    })
+    .await?;
+    ensure!(
+        !rig.members[0].data_dir().join("member").exists(),
+        "it began without its data"
+    );
     Ok(())
 }
 

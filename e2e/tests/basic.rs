@@ -180,12 +180,17 @@ async fn e2e_one_member_with_s3() -> anyhow::Result<()> {
         let signed = |member: &EtcdMember| {
             let conditions = member.status.iter().flat_map(|status| &status.conditions);
             let verified = |known: &&Condition| known.type_ == "BackupVerified";
-            conditions.filter(verified).any(|known| known.status == ConditionStatus::True)
+            conditions
+                .filter(verified)
+                .any(|known| known.status == ConditionStatus::True)
         };
         watched.until("t1-0", "have its backups verified", signed).await?;
         let listing = watched.stored(Store::S3).await?;
         ensure!(
-            listing.snapshots.iter().all(|snapshot| snapshot.manifest.is_some()),
+            listing
+                .snapshots
+                .iter()
+                .all(|snapshot| snapshot.manifest.is_some()),
             "{listing:?}"
         );
         Ok(())

@@ -88,6 +88,11 @@ pub struct Listing {
 }
 
 impl Listing {
+    /// Whether nothing says that there has ever been a snapshot.
+    pub fn is_empty(&self) -> bool {
+        self.snapshots.is_empty() && self.unparsable.is_empty() && self.orphans.is_empty()
+    }
+
     /// Sorts the objects below `prefix` into their classes.
     pub(crate) fn classify(prefix: &str, objects: impl IntoIterator<Item = Raw>) -> Self {
         let mut listing = Self::default();

@@ -350,8 +350,9 @@ impl Scene {
             return Backups::NoStore;
         };
         match store.list().await {
-            Ok(listing) if listing.snapshots.is_empty() && listing.unparsable.is_empty() => Backups::Absent,
-            // Objects that can't be understood may be backups of a newer version: no reason to start empty.
+            Ok(listing) if listing.is_empty() => Backups::Absent,
+            // Objects that can't be understood may be backups of a newer version, and a manifest is what is left of a
+            // backup: no reason to start empty.
             Ok(_) => Backups::Present,
             Err(error) => {
                 let (location, error) = (store.location(), operator::reconcile::chain(&error));

@@ -176,7 +176,11 @@ fn etcd_chain_is_as_others_want_it() {
         .map(|path| path.strip_prefix("v2/").unwrap())
         .filter(|name| !names.iter().any(|known| known == name))
         .collect();
-    assert_eq!(others.len(), 3, "{stored:?}");
+    // Who reads a name of four fields as a snapshot's passes over manifests.
+    let (manifests, others): (Vec<_>, Vec<_>) = others
+        .into_iter()
+        .partition(|name| name.starts_with("Manifest-") && name.split('-').count() == 5);
+    assert_eq!((manifests.len(), others.len()), (2, 3), "{stored:?}");
     for name in others {
         is_full(&object(name), revisions(name, "Full").1);
     }
