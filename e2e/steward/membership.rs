@@ -168,6 +168,28 @@ async fn scl_04_a_removed_member_joins_anew() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// SCL-05: a member that is alone tells itself, or it couldn't be joined.
+#[tokio::test]
+async fn scl_05_a_moved_member_that_is_alone_lists_its_new_place() -> anyhow::Result<()> {
+    let mut rig = Rig::start(Setup {
+        backup: json!(null),
+        ..Setup::single()
+    })
+    .await?;
+    rig.members[0].kill();
+    rig.members[0].move_peer_port()?;
+    rig.reconfigure()?;
+    rig.start_all()?;
+    let moved = rig.members[0].peer_url();
+    rig.until("it lists the new URL", async || {
+        let listed = rig.members[0].client().await?.member_list().await?;
+        let urls = listed.members()[0].peer_urls();
+        ensure!(*urls == [moved.clone()], "{urls:?}");
+        Ok(())
+    })
+    .await
+}
+
 /// SCL-05: the cluster is told a member's new peer URL.
 #[tokio::test]
 async fn scl_05_a_moved_member_is_found_by_its_peers() -> anyhow::Result<()> {

@@ -4,6 +4,7 @@
 mod alarms;
 pub mod caretaker;
 mod comparison;
+mod consistency;
 mod defragmentation;
 mod replacement;
 
@@ -44,17 +45,20 @@ pub enum MaintenanceError {
     #[error("the cluster hasn't come to revision {0}")]
     FutureRevision(i64),
     /// Not all members are there.
-    #[error("member {0} has never started: defragmentation waits until all members serve")]
+    #[error("member {0} has never started: maintenance waits until all members serve")]
     NotStarted(String),
     /// One of them has yet to catch up.
-    #[error("member {0} is a learner: defragmentation waits until all members vote")]
+    #[error("member {0} is a learner: maintenance waits until all members vote")]
     Learner(String),
     /// One of them has no leader.
-    #[error("member {0} knows no leader: defragmentation waits until all members serve")]
+    #[error("member {0} knows no leader: maintenance waits until all members serve")]
     NoLeader(String),
     /// A member doesn't catch up.
     #[error("member {0} didn't catch up within {after:?}; the others were left alone", after = defragmentation::SETTLE)]
     NotSettled(String),
+    /// They don't all run the same version.
+    #[error("the members run etcd {0}: hashes are only compared for sure among members of one version")]
+    MixedVersions(String),
     /// One of them is busy with an earlier call.
     #[error(
         "member {member} has not read its database for {after:?}: a defragmentation is still running at the server. It is \
@@ -77,6 +81,7 @@ impl Reason for MaintenanceError {
             Self::Learner(_) => "MemberLearning",
             Self::NoLeader(_) => "NoLeader",
             Self::NotSettled(_) => "MemberBehind",
+            Self::MixedVersions(_) => "MixedVersions",
             Self::StillRunning { .. } => "StillRunning",
         }
     }

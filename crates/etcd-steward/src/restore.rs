@@ -54,6 +54,9 @@ pub enum RestoreError {
         #[source]
         source: snapstore::Error,
     },
+    /// Its manifest may be on its way.
+    #[error("snapshot {0} was stored a moment ago, and has no manifest yet: waiting for it for a minute")]
+    Unsettled(String),
     /// The snapshots don't make a chain.
     #[error("the backups can't be restored: {0}")]
     Plan(#[from] chain::Error),
@@ -77,6 +80,7 @@ impl RestoreError {
         match self {
             Self::NoStore => "NoStore",
             Self::Store { source, .. } => source.reason(),
+            Self::Unsettled(_) => "ManifestPending",
             Self::Plan(_) => api::conditions::member::CHAIN_DAMAGED,
             Self::Engine(_) => "RestorationFailed",
             Self::Cluster(_) => "InvalidConfiguration",
@@ -171,6 +175,9 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         source,
     };
     let listing = store.list().await.map_err(failed)?;
+    if let Some(young) = listing.unsettled.first() {
+        return Err(RestoreError::Unsettled(young.name.to_string()));
+    }
     let mut catalog = Catalog::new(listing);
     let found = catalog.find(&store, &Wanted::Latest, false).await;
     let plan = match found {

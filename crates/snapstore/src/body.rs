@@ -32,8 +32,8 @@ pub struct Body {
 pub(crate) enum Attached {
     /// A manifest is to be made with these, which are asked for when all bytes are with the store.
     Facts(Box<dyn FnOnce() -> Facts + Send>),
-    /// The manifest that the snapshot has had where it was copied from.
-    Envelope(Bytes),
+    /// The manifest that the snapshot has where it is copied from, if it has one.
+    Envelope(Option<Bytes>),
 }
 
 impl Default for Attached {
@@ -102,9 +102,9 @@ impl Body {
         self
     }
 
-    /// The manifest that the snapshot has already.
+    /// The manifest that the snapshot has already. None is made for one that has none: a copy vouches for nothing.
     #[must_use]
-    pub(crate) fn with_envelope(mut self, envelope: Bytes) -> Self {
+    pub(crate) fn with_envelope(mut self, envelope: Option<Bytes>) -> Self {
         self.attached = Attached::Envelope(envelope);
         self
     }

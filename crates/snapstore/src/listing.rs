@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     manifest,
@@ -53,6 +53,9 @@ impl StoredSnapshot {
     }
 }
 
+/// A manifest follows its snapshot within this time, or not at all.
+const SETTLED_AFTER: SignedDuration = SignedDuration::from_mins(1);
+
 /// Every snapshot ends in a SHA-256; shorter ones hold nothing.
 const HASH_SIZE: u64 = 32;
 
@@ -84,13 +87,24 @@ pub struct Listing {
     pub snapshots: Vec<StoredSnapshot>,
     pub chunks: Vec<Chunk>,
     pub orphans: Vec<Orphan>,
+    /// Snapshots whose manifest may be on its way, in a store where those without one don't count.
+    pub unsettled: Vec<StoredSnapshot>,
     pub unparsable: Vec<Unparsable>,
 }
 
 impl Listing {
     /// Whether nothing says that there has ever been a snapshot.
     pub fn is_empty(&self) -> bool {
-        self.snapshots.is_empty() && self.unparsable.is_empty() && self.orphans.is_empty()
+        let others = self.unparsable.is_empty() && self.orphans.is_empty() && self.unsettled.is_empty();
+        self.snapshots.is_empty() && others
+    }
+
+    /// Sets apart what was stored a moment ago and has no manifest yet.
+    pub(crate) fn set_apart_unsettled(&mut self, now: Timestamp) {
+        let is_unsettled = |stored: &mut StoredSnapshot| {
+            stored.manifest.is_none() && now.duration_since(stored.name.created_on) < SETTLED_AFTER
+        };
+        self.unsettled = self.snapshots.extract_if(.., is_unsettled).collect();
     }
 
     /// Sorts the objects below `prefix` into their classes.

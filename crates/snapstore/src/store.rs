@@ -49,7 +49,7 @@ pub trait SnapStore: fmt::Debug + Send + Sync {
     /// the last byte.
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream>;
 
-    /// The manifest of a snapshot as it lies in the store, if there is one.
+    /// The manifest of a snapshot as it lies in the store, if there is one. What is too large to be one is empty.
     async fn envelope(&self, snapshot: &StoredSnapshot) -> Result<Option<Bytes>> {
         let Some(object) = &snapshot.manifest else {
             return Ok(None);
@@ -69,7 +69,12 @@ pub trait SnapStore: fmt::Debug + Send + Sync {
     /// What a snapshot's manifest says, and what that is worth.
     async fn attest(&self, snapshot: &StoredSnapshot) -> Result<Attestation> {
         let envelope = self.envelope(snapshot).await?;
-        Ok(Attestation::of(envelope.as_deref(), &snapshot.name, &[]))
+        self.judge(envelope.as_deref(), &snapshot.name)
+    }
+
+    /// The same of a manifest that was read already.
+    fn judge(&self, envelope: Option<&[u8]>, name: &SnapshotName) -> Result<Attestation> {
+        Ok(Attestation::of(envelope, name, &[]))
     }
 
     /// Which signatures are asked for before a snapshot is used.

@@ -19,7 +19,7 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{Order, owner::Owner, snapshotter::newest_set};
-use crate::chain::{self, Catalog, Verdict, Wanted};
+use crate::chain::{self, Catalog, FindError, Verdict, Wanted};
 
 /// A term that has just begun has more urgent things to do.
 const FIRST: Duration = Duration::from_secs(5);
@@ -70,6 +70,7 @@ enum Found {
 pub(super) async fn run(owner: &Owner) -> Infallible {
     sleep(FIRST).await;
     let mut known = owner.follow();
+    let mut was_damaged = false;
     loop {
         let chain = known.borrow().full.as_ref().map(|full| full.name.clone());
         let found = newest_chain(owner).await;
@@ -78,7 +79,13 @@ pub(super) async fn run(owner: &Owner) -> Infallible {
         } else {
             PERIOD
         };
+        let is_damaged = matches!(found, Found::Damaged(_));
         tell(owner, found).await;
+        if was_damaged && is_damaged {
+            // What was stored instead is of no use either: another one isn't taken at once.
+            sleep(RETRY).await;
+        }
+        was_damaged = is_damaged;
         let next = known.wait_for(|known| known.full.as_ref().map(|full| &full.name) != chain.as_ref());
         // The owner lives as long as its terms.
         let _ = timeout(pause, next).await;
@@ -106,9 +113,14 @@ async fn newest_chain(owner: &Owner) -> Found {
         }
         end = stored.name.last_revision;
     }
-    match Catalog::new(listing).route(&Wanted::Latest, false) {
+    // Manifests are looked at each time: keys may be gone since.
+    let found = Catalog::new(listing)
+        .find(&owner.store, &Wanted::Latest, false)
+        .await;
+    match found {
         Ok(_) => Found::Whole(end),
-        Err(error) => Found::Damaged(causes(&error)),
+        Err(FindError::Route(error)) => Found::Damaged(causes(&error)),
+        Err(FindError::Store(error)) => Found::Unknown(causes(&error)),
     }
 }
 

@@ -1,6 +1,9 @@
 //! Joins a running cluster as a learner, and has a lost predecessor of this member removed first.
 
-use std::{path::PathBuf, time::Instant};
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use etcd_client::{Member, MemberAddOptions};
 use jiff::Timestamp;
@@ -132,7 +135,7 @@ async fn require_others(scene: &Scene, cluster: &Cluster, lost: u64) -> Result<(
     }
 }
 
-/// Keeps old data under another name; nothing is deleted before the member has started anew.
+/// Keeps old data under another name: what the others have isn't proven to be better before the member has started anew.
 fn move_aside(scene: &Scene) -> Result<(), MembershipError> {
     let path = &scene.data_dir;
     if !path.exists() {
@@ -143,5 +146,31 @@ fn move_aside(scene: &Scene) -> Result<(), MembershipError> {
     std::fs::rename(path, &aside).map_err(|source| MembershipError::MoveAside {
         path: path.clone(),
         source,
-    })
+    })?;
+    if let Err(error) = clear_away(path) {
+        warn!(%error, "older data that was moved aside is left on the volume");
+    }
+    Ok(())
+}
+
+/// Of what was moved aside the newest is kept: what lies there longer only takes the room of the database that comes.
+fn clear_away(data_dir: &Path) -> std::io::Result<()> {
+    let (Some(volume), Some(name)) = (data_dir.parent(), data_dir.file_stem()) else {
+        return Ok(());
+    };
+    let prefix = format!("{}.aside-", name.to_string_lossy());
+    let mut aside = Vec::new();
+    for entry in std::fs::read_dir(volume)? {
+        let entry = entry?;
+        let file = entry.file_name().to_string_lossy().into_owned();
+        let moved = file.strip_prefix(&prefix).and_then(|at| at.parse::<i64>().ok());
+        aside.extend(moved.map(|at| (at, entry.path())));
+    }
+    aside.sort();
+    aside.pop();
+    for (_, old) in aside {
+        info!(path = %old.display(), "deleting old data that was moved aside before");
+        std::fs::remove_dir_all(old)?;
+    }
+    Ok(())
 }

@@ -24,6 +24,9 @@ pub(super) enum CliError {
     /// What was asked for isn't in the store.
     #[error(transparent)]
     Route(chain::Error),
+    /// Without it the newest state may be lost; with it something that nobody has signed may be restored.
+    #[error("snapshot {0} was stored a moment ago, and has no manifest yet: try again in a minute")]
+    Unsettled(SnapshotName),
     #[error(transparent)]
     Engine(#[from] assemble::Error),
     #[error("{path}: {source}")]

@@ -17,7 +17,11 @@ use crate::chain::{self, Catalog, Rescue, Route};
 pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     let (wanted, cluster) = (args.wanted.wanted(), args.cluster.found()?);
     let store = args.store.open()?;
-    let mut catalog = Catalog::new(store.list().await?);
+    let listing = store.list().await?;
+    if let Some(young) = listing.unsettled.first() {
+        return Err(CliError::Unsettled(young.name.clone()));
+    }
+    let mut catalog = Catalog::new(listing);
     let stop = Stop::on_signal()?;
     loop {
         let found = catalog.find(&store, &wanted, args.fallback).await;

@@ -3,14 +3,9 @@
 
 use std::{convert::Infallible, future::pending, time::Duration};
 
-use api::{
-    conditions::member as condition,
-    quantity,
-    schedule::Schedule,
-    v1alpha1::{ConditionStatus, MemberRole},
-};
+use api::{conditions::member as condition, quantity, schedule::Schedule, v1alpha1::MemberRole};
 use jiff::Timestamp;
-use operator::{cache::until, reconcile::chain};
+use operator::cache::until;
 use steward_proto::v1::{Operation, OperationState, operation};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
@@ -19,7 +14,6 @@ use tracing::{debug, info, warn};
 use super::{
     Maintenance, Threshold,
     alarms::{Alarms, Room},
-    replacement::Replacement,
 };
 use crate::{
     backup::Backups,
@@ -44,9 +38,8 @@ const FULL_PAUSE: Duration = Duration::from_mins(10);
 /// A pass that an earlier leader may have left unfinished is looked after so long after the change of leaders: that
 /// leader defragments itself last, when it doesn't lead any more.
 const UNFINISHED: Duration = Duration::from_mins(15);
-/// The data is compared so long after a change of leaders, and again so long after something differed.
+/// The data is compared so long after a change of leaders.
 const FIRST_COMPARISON: Duration = Duration::from_mins(2);
-const CONFIRM: Duration = Duration::from_secs(2);
 /// Pause after a member was replaced: one that differs again at once is more than a damaged disk.
 const REPLACEMENT_PAUSE: Duration = Duration::from_hours(1);
 const FIRST_RETRY: Duration = Duration::from_mins(1);
@@ -75,13 +68,15 @@ impl Caretaker {
     /// Works whenever this member leads. A pass that has begun goes on when the leadership moves: it moves it itself.
     pub async fn run(self, shutdown: CancellationToken) {
         let mut changes = self.status.subscribe();
+        let mut replaced = None;
         loop {
             tokio::select! {
                 leads = changes.wait_for(|status| status.role == Some(MemberRole::Leader)) => if leads.is_err() { return },
                 () = shutdown.cancelled() => return,
             }
             tokio::select! {
-                () = self.lead() => {
+                last = self.lead(replaced) => {
+                    replaced = last;
                     self.status.no_condition(condition::DATA_CONSISTENT);
                     self.maintenance.metrics.set_differing(0);
                 }
@@ -94,15 +89,18 @@ impl Caretaker {
         self.status.read(|status| status.role == Some(MemberRole::Leader))
     }
 
-    /// Until the leadership is seen to be gone between two works.
-    async fn lead(&self) {
-        let mut term = Term::new(&self.schedule, self.comparison_period);
+    /// Until the leadership is seen to be gone between two works. Takes and tells when a member was last replaced.
+    async fn lead(&self, replaced: Option<Instant>) -> Option<Instant> {
+        let mut term = Term {
+            replaced,
+            ..Term::new(&self.schedule, self.comparison_period)
+        };
         while self.leads() {
             tokio::select! {
                 () = sleep(LOOK) => {}
                 () = at(term.due) => {}
                 () = at(term.comparison) => {}
-                () = self.led_no_more() => return,
+                () = self.led_no_more() => break,
             }
             if term.due.is_some_and(|due| due <= Timestamp::now()) {
                 let ended = self.pass("by schedule", WORTH).await;
@@ -114,96 +112,10 @@ impl Caretaker {
             }
             self.look_at_alarms(&mut term).await;
             if term.comparison.is_some_and(|due| due <= Timestamp::now()) {
-                self.compare(&mut term).await;
+                self.look_at_data(&mut term).await;
             }
         }
-    }
-
-    /// What differs must do so twice before anybody is blamed.
-    async fn compare(&self, term: &mut Term) {
-        let mut found = self.maintenance.differing_members().await;
-        if let Ok(Some(first)) = &mut found
-            && !first.is_empty()
-        {
-            sleep(CONFIRM).await;
-            match self.maintenance.differing_members().await {
-                Ok(Some(second)) => first.retain(|name| second.contains(name)),
-                other => found = other,
-            }
-        }
-        term.compared(self.comparison_period);
-        match found {
-            Ok(Some(differing)) => {
-                self.tell_of_differences(&differing).await;
-                if !differing.is_empty() && term.may_replace() {
-                    self.replace(&differing, term).await;
-                }
-            }
-            Ok(None) => warn!("no majority of the members has the same data, or too few of them answer"),
-            Err(error) => debug!(%error, "the members' data can't be compared"),
-        }
-    }
-
-    /// One member at a time; whatever else differs is found at the next comparison.
-    async fn replace(&self, differing: &[String], term: &mut Term) {
-        let (reason, note) = match self.maintenance.replace(differing).await {
-            Ok(None) => return,
-            Ok(Some(Replacement::HandedOver)) => {
-                let note =
-                    "this member's data differs from that of the majority: it leads no more".to_owned();
-                ("LeadershipMoved", note)
-            }
-            Ok(Some(Replacement::Removed(member))) => {
-                term.replaced = Some(Instant::now());
-                let note = format!(
-                    "{member} was removed and joins anew; its old data is on its volume, moved aside"
-                );
-                ("MemberReplaced", note)
-            }
-            Err(error) => {
-                term.compare_within(self.comparison_period, FIRST_RETRY);
-                let note = format!("a member that differs can't be replaced now: {}", chain(&error));
-                ("MemberNotReplaced", note)
-            }
-        };
-        warn!(reason, note, "members differ");
-        if let Some(kubernetes) = &self.kubernetes {
-            kubernetes.warn("Maintain", reason, &note).await;
-        }
-    }
-
-    async fn tell_of_differences(&self, differing: &[String]) {
-        let known = self.maintenance.metrics.set_differing(differing.len());
-        if differing.is_empty() {
-            let message = "all members that answer have the same data";
-            self.status.condition(
-                condition::DATA_CONSISTENT,
-                ConditionStatus::True,
-                condition::MEMBERS_AGREE,
-                message,
-            );
-            return;
-        }
-        let message = format!(
-            "the data of {} differs from that of the majority: one after the other is removed and joins anew, as soon as \
-             all members serve",
-            differing.join(", ")
-        );
-        self.status.condition(
-            condition::DATA_CONSISTENT,
-            ConditionStatus::False,
-            condition::MEMBER_DIFFERS,
-            &message,
-        );
-        if known == differing.len() {
-            return;
-        }
-        warn!(reason = condition::MEMBER_DIFFERS, message, "members differ");
-        if let Some(kubernetes) = &self.kubernetes {
-            kubernetes
-                .warn("Maintain", condition::MEMBER_DIFFERS, &message)
-                .await;
-        }
+        term.replaced
     }
 
     async fn led_no_more(&self) {
@@ -265,7 +177,7 @@ impl Caretaker {
         if !alarms.corrupt.is_empty() && alarms.corrupt != term.alarms.corrupt {
             self.tell_of_corruption().await;
             // Whom to blame, and to replace, is found out now.
-            term.compare_within(self.comparison_period, Duration::ZERO);
+            term.comparison = self.comparison_period.map(|_| Timestamp::now());
         }
         if !alarms.no_space.is_empty() && term.may_make_room() {
             term.full = Some(Instant::now());
@@ -319,24 +231,6 @@ impl Caretaker {
             }
         }
     }
-
-    async fn tell_of_corruption(&self) {
-        let message = match self.maintenance.differing_members().await {
-            Ok(Some(differing)) if differing.is_empty() => {
-                "alarm CORRUPT; at the newest revision all members that answer have the same data".to_owned()
-            }
-            Ok(Some(differing)) => format!(
-                "alarm CORRUPT; the data of {} differs from that of the majority",
-                differing.join(", ")
-            ),
-            Ok(None) => "alarm CORRUPT; no majority of the members has the same data".to_owned(),
-            Err(error) => format!("alarm CORRUPT; the members' data can't be compared: {error}"),
-        };
-        warn!(message, "data is corrupt");
-        if let Some(kubernetes) = &self.kubernetes {
-            kubernetes.warn("Maintain", "Corrupt", &message).await;
-        }
-    }
 }
 
 fn is_pressing(size: u64, in_use: u64, quota: u64) -> bool {
@@ -353,14 +247,18 @@ async fn at(time: Option<Timestamp>) {
 
 /// What one term of leadership remembers.
 #[derive(Debug)]
-struct Term {
+pub(super) struct Term {
     due: Option<Timestamp>,
     retry: Duration,
     pressed: Option<Instant>,
     full: Option<Instant>,
     alarms: Alarms,
     comparison: Option<Timestamp>,
-    replaced: Option<Instant>,
+    comparison_retry: Duration,
+    /// When a member was last replaced.
+    pub(super) replaced: Option<Instant>,
+    /// What was last told of a replacement.
+    pub(super) told: Option<String>,
 }
 
 impl Term {
@@ -378,17 +276,22 @@ impl Term {
             // Leadership may never last for a whole period.
             comparison: comparison_period
                 .and_then(|period| now.checked_add(period.min(FIRST_COMPARISON)).ok()),
+            comparison_retry: FIRST_RETRY,
             replaced: None,
+            told: None,
         }
     }
 
-    fn compared(&mut self, period: Option<Duration>) {
-        self.comparison = period.and_then(|period| Timestamp::now().checked_add(period).ok());
-    }
-
-    /// Sooner than the period says, unless data is never compared.
-    fn compare_within(&mut self, period: Option<Duration>, wait: Duration) {
-        self.compared(period.map(|period| period.min(wait)));
+    /// Unless all is well the next comparison comes before its time, but less and less so.
+    pub(super) fn compared(&mut self, period: Option<Duration>, well: bool) {
+        let retry = self.comparison_retry;
+        self.comparison_retry = if well {
+            FIRST_RETRY
+        } else {
+            (retry * 2).min(LAST_RETRY)
+        };
+        let wait = |period: Duration| if well { period } else { period.min(retry) };
+        self.comparison = period.and_then(|period| Timestamp::now().checked_add(wait(period)).ok());
     }
 
     /// A pass that failed comes again before the schedule says so; members that are done are skipped then.
@@ -408,7 +311,7 @@ impl Term {
         self.pressed.is_none_or(|at| at.elapsed() > UNSCHEDULED_PAUSE)
     }
 
-    fn may_replace(&self) -> bool {
+    pub(super) fn may_replace(&self) -> bool {
         self.replaced.is_none_or(|at| at.elapsed() > REPLACEMENT_PAUSE)
     }
 

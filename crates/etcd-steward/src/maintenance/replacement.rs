@@ -1,11 +1,13 @@
 //! Replaces a member whose data differs from the majority's: it is removed from the cluster, and its own steward has it
 //! join anew. The old data stays on its volume, moved aside.
 
-use tracing::{info, warn};
+use etcd_client::AlarmType;
+use tracing::warn;
 
 use super::{
     Maintenance, MaintenanceError,
     alarms::disarm,
+    comparison::Named,
     defragmentation::{Target, hand_over},
 };
 use crate::etcd::{CALL_TIMEOUT, call, hex_id};
@@ -15,22 +17,28 @@ use crate::etcd::{CALL_TIMEOUT, call, hex_id};
 pub(super) enum Replacement {
     /// It leads no more; the new leader goes on.
     HandedOver,
-    /// It is removed, with its alarm.
+    /// It is removed.
     Removed(String),
 }
 
 impl Maintenance {
-    /// Replaces the first of the members that differ. All members must serve, so that a quorum of the others is left.
-    pub(super) async fn replace(
-        &self,
-        differing: &[String],
-    ) -> Result<Option<Replacement>, MaintenanceError> {
+    /// Replaces the first of the members that differ, if it still does. All members must serve, so that a quorum of the
+    /// others is left.
+    pub(super) async fn replace(&self, differing: &[Named]) -> Result<Option<Replacement>, MaintenanceError> {
         let _turn = self.turn.lock().await;
         let mut targets = self.settled_members().await?;
-        let differs = |target: &Target| differing.contains(&target.name);
+        require_one_version(&targets)?;
+        // Something else may have been at work since.
+        let Some(now) = self.compare().await? else {
+            return Ok(None);
+        };
+        let differs = |target: &Target| {
+            let is_it = |named: &Named| named.id == target.id;
+            differing.iter().any(is_it) && now.differing.iter().any(is_it)
+        };
         let successor = targets
             .iter()
-            .find(|target| !differs(target))
+            .find(|target| !now.differing.iter().any(|named| named.id == target.id))
             .map(|target| target.id);
         let Some(odd) = targets.iter_mut().find(|target| differs(target)) else {
             return Ok(None);
@@ -47,10 +55,31 @@ impl Maintenance {
             "removing a member whose data differs"
         );
         call("remove the member", CALL_TIMEOUT, client.member_remove(id)).await?;
-        if self.alarms().await?.corrupt.contains(&id) {
-            disarm(&mut client, id, etcd_client::AlarmType::Corrupt).await?;
-        }
-        info!(member = name, "it joins anew");
         Ok(Some(Replacement::Removed(name)))
     }
+
+    /// Clears the alarm that data is corrupt, whomever it blames: of members that have been replaced, of others that etcd
+    /// took for the odd one, or of none, as etcd 3.5 does. Only for who has seen that all data is the same.
+    pub(super) async fn clear_corrupt(&self) -> Result<bool, MaintenanceError> {
+        let raised = self.alarms().await?.corrupt;
+        let mut client = self.connector.local().await?;
+        for member in &raised {
+            disarm(&mut client, *member, AlarmType::Corrupt).await?;
+        }
+        Ok(!raised.is_empty())
+    }
+}
+
+/// Hashes are only promised to be the same among members of one version.
+fn require_one_version(targets: &[Target]) -> Result<(), MaintenanceError> {
+    let mut versions: Vec<_> = targets
+        .iter()
+        .map(|target| target.status.version().to_owned())
+        .collect();
+    versions.sort();
+    versions.dedup();
+    if versions.len() > 1 {
+        return Err(MaintenanceError::MixedVersions(versions.join(" and ")));
+    }
+    Ok(())
 }

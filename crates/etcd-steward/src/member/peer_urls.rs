@@ -64,15 +64,20 @@ impl PeerUrls {
         }
     }
 
-    /// Looks whenever etcd has started anew: the configuration of a running one doesn't change.
+    /// Looks whenever etcd has started anew, for the configuration of a running one doesn't change, and whenever the
+    /// member's role is another one: it decides whom to ask, and what may be changed.
     async fn work(&self) {
         let mut changes = self.status.subscribe();
         let mut running = self.running.clone();
         loop {
             running.mark_unchanged();
-            if changes.wait_for(|status| status.id.is_some()).await.is_err() {
+            let Ok(role) = changes
+                .wait_for(|status| status.id.is_some())
+                .await
+                .map(|status| status.role.clone())
+            else {
                 return;
-            }
+            };
             let again = async {
                 while let Err(error) = self.look().await {
                     debug!(%error, "failed to compare the peer URLs");
@@ -83,6 +88,7 @@ impl PeerUrls {
             tokio::select! {
                 () = again => {}
                 changed = running.changed() => if changed.is_err() { return },
+                changed = changes.wait_for(|status| status.role != role) => if changed.is_err() { return },
             }
         }
     }

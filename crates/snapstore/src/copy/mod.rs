@@ -22,7 +22,7 @@ use crate::{
     chain::{self, Chain},
     error::{Class, Error, Result},
     listing::{Listing, StoredSnapshot},
-    manifest::{Attestation, Digest, Manifest, Signatures},
+    manifest::{self, Attestation, Digest, Manifest, Signatures},
     name::SnapshotName,
     store::SnapStore,
 };
@@ -127,15 +127,17 @@ fn select<'a>(listing: &'a Listing, options: &CopyOptions, now: Timestamp) -> Ve
     chains
 }
 
-/// What the target has: names without `.final`, and sizes.
-struct Present(HashMap<SnapshotName, u64>);
+/// What the target has: names without `.final`, sizes, and whether there are manifests.
+struct Present(HashMap<SnapshotName, (u64, bool)>);
 
 impl Present {
     fn of(listing: &Listing) -> Self {
-        let sizes = listing
-            .snapshots
-            .iter()
-            .map(|s| (s.name.clone().with_final(false), s.object.size));
+        let sizes = listing.snapshots.iter().map(|s| {
+            (
+                s.name.clone().with_final(false),
+                (s.object.size, s.manifest.is_some()),
+            )
+        });
         Self(sizes.collect())
     }
 
@@ -143,8 +145,8 @@ impl Present {
     fn has(&self, snapshot: &StoredSnapshot) -> Result<bool> {
         match self.0.get(&snapshot.name.clone().with_final(false)) {
             None => Ok(false),
-            Some(size) if *size == snapshot.object.size => Ok(true),
-            Some(size) => {
+            Some((size, _)) if *size == snapshot.object.size => Ok(true),
+            Some((size, _)) => {
                 let detail = format!(
                     "the target has {size} bytes under this name, the source {}",
                     snapshot.object.size
@@ -156,6 +158,14 @@ impl Present {
                 ))
             }
         }
+    }
+}
+
+impl Present {
+    /// Whether the target has `snapshot` without the manifest that the source has: what copied it ended in between.
+    fn lacks_manifest(&self, snapshot: &StoredSnapshot) -> bool {
+        let known = self.0.get(&snapshot.name.clone().with_final(false));
+        snapshot.manifest.is_some() && matches!(known, Some((_, false)))
     }
 }
 
@@ -201,7 +211,12 @@ impl Transfer<'_> {
         let mut missing = Vec::new();
         for part in chain.parts().filter(|part| part.is_usable()) {
             match self.present.has(part) {
-                Ok(true) => self.copied.present += 1,
+                Ok(true) => {
+                    if let Err(error) = self.complete(part).await {
+                        return self.fail(part, error);
+                    }
+                    self.copied.present += 1;
+                }
                 Ok(false) => missing.push(part),
                 Err(error) => return self.fail(part, error),
             }
@@ -230,6 +245,19 @@ impl Transfer<'_> {
         Ok(())
     }
 
+    /// Gives a snapshot that is there its manifest, if only that is missing.
+    async fn complete(&self, part: &StoredSnapshot) -> Result<()> {
+        if !self.present.lacks_manifest(part) {
+            return Ok(());
+        }
+        let envelope = self.source.envelope(part).await?;
+        if let Some(envelope) = envelope.filter(|envelope| !envelope.is_empty()) {
+            let file = manifest::name_of(&part.name);
+            self.target.put_object(&file, Body::from_bytes(envelope)).await?;
+        }
+        Ok(())
+    }
+
     async fn send(&self, part: &StoredSnapshot, draft: Draft) -> Result<()> {
         let size = part.object.size;
         let body = match draft.content {
@@ -238,10 +266,7 @@ impl Transfer<'_> {
                 Body::from_stream(checked(self.source, part, draft.manifest).await?, Some(size))
             }
         };
-        let body = match draft.envelope {
-            Some(envelope) => body.with_envelope(envelope),
-            None => body,
-        };
+        let body = body.with_envelope(draft.envelope);
         let observer = Arc::clone(&self.observer);
         let body = body.inspect(move |bytes| observer(CopyEvent::Sent(bytes.len() as u64)));
         let is_final = part.name.is_final && self.options.keep_final;
@@ -274,7 +299,8 @@ impl Transfer<'_> {
 /// Small snapshots whole and checked.
 async fn read_ahead(source: &dyn SnapStore, part: &StoredSnapshot) -> Result<Draft> {
     let envelope = source.envelope(part).await?;
-    let manifest = attested(source, part).await?;
+    let manifest = attested(source, part, envelope.as_deref())?;
+    let envelope = envelope.filter(|envelope| !envelope.is_empty());
     if part.object.size > READ_AHEAD_SIZE {
         return Ok(Draft {
             content: Content::Stream,
@@ -295,9 +321,13 @@ async fn read_ahead(source: &dyn SnapStore, part: &StoredSnapshot) -> Result<Dra
 }
 
 /// What the manifest says. A copy needs no keys: what is signed with an unknown one is for others to check.
-async fn attested(source: &dyn SnapStore, part: &StoredSnapshot) -> Result<Option<Manifest>> {
+fn attested(
+    source: &dyn SnapStore,
+    part: &StoredSnapshot,
+    envelope: Option<&[u8]>,
+) -> Result<Option<Manifest>> {
     let signatures = source.signatures();
-    let judged = match source.attest(part).await? {
+    let judged = match source.judge(envelope, &part.name)? {
         Attestation::UnknownKey { manifest, .. } if signatures == Signatures::IfPresent => Ok(Some(manifest)),
         attestation => signatures.judge(attestation),
     };

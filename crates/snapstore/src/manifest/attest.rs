@@ -67,7 +67,12 @@ impl Attesting {
     }
 
     /// The manifest of what was just uploaded: its own one, or that which it had where it was copied from.
-    fn seal(name: &SnapshotName, attached: Attached, digest: Digest, key: Option<&Key>) -> Result<Bytes> {
+    fn seal(
+        name: &SnapshotName,
+        attached: Attached,
+        digest: Digest,
+        key: Option<&Key>,
+    ) -> Result<Option<Bytes>> {
         let facts = match attached {
             Attached::Envelope(envelope) => return Ok(envelope),
             Attached::Facts(facts) => facts(),
@@ -83,7 +88,7 @@ impl Attesting {
         let failed = |error: serde_json::Error| {
             Error::new(Class::Other, format!("describe {name}"), error.to_string())
         };
-        Ok(sealed.map_err(failed)?.into())
+        Ok(Some(sealed.map_err(failed)?.into()))
     }
 
     async fn upload(&self, name: &SnapshotName, mut body: Body) -> Result<StoredSnapshot> {
@@ -98,14 +103,19 @@ impl Attesting {
                 .unwrap_or_else(PoisonError::into_inner)
                 .update(bytes);
         });
-        let stored = self.store.put(name, body).await?;
-        let digest = digest.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let envelope = Self::seal(name, attached, digest, keys.last())?;
-        self.owed().insert(name.clone(), envelope);
-        Ok(stored)
+        let stored = self.store.put(name, body).await;
+        // It may have arrived although it is said to have failed. If not, what is owed is of no use.
+        let exists = matches!(&stored, Err(error) if error.class() == Class::AlreadyExists);
+        if !exists {
+            let digest = digest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            if let Some(envelope) = Self::seal(name, attached, digest, keys.last())? {
+                self.owed().insert(name.clone(), envelope);
+            }
+        }
+        stored
     }
 
-    /// A snapshot of ours whose manifest could not be stored, when it is uploaded again.
+    /// A snapshot of ours whose manifest isn't stored yet, when it is uploaded again.
     async fn uploaded(&self, name: &SnapshotName) -> Result<Option<StoredSnapshot>> {
         if !self.owed().contains_key(name) {
             return Ok(None);
@@ -123,6 +133,11 @@ impl Attesting {
             Ok(object) => {
                 self.owed().remove(name);
                 Ok(Some(object))
+            }
+            // By an earlier try whose answer got lost; if not, who verifies finds that it doesn't fit.
+            Err(error) if error.class() == Class::AlreadyExists => {
+                self.owed().remove(name);
+                Ok(None)
             }
             // Who doesn't sign does without.
             Err(error) if !self.keys.signs() => {
@@ -142,7 +157,11 @@ impl SnapStore for Attesting {
     }
 
     async fn list(&self) -> Result<Listing> {
-        self.store.list().await
+        let mut listing = self.store.list().await?;
+        if self.keys.signatures() == Signatures::Required {
+            listing.set_apart_unsettled(Timestamp::now());
+        }
+        Ok(listing)
     }
 
     /// The snapshot, and then its manifest. Where manifests are signed an error may mean that only the latter isn't
@@ -164,16 +183,11 @@ impl SnapStore for Attesting {
         self.store.get(object, range).await
     }
 
-    async fn attest(&self, snapshot: &StoredSnapshot) -> Result<Attestation> {
+    fn judge(&self, envelope: Option<&[u8]>, name: &SnapshotName) -> Result<Attestation> {
         if self.keys.signatures() == Signatures::Ignore {
             return Ok(Attestation::Absent);
         }
-        let envelope = self.envelope(snapshot).await?;
-        Ok(Attestation::of(
-            envelope.as_deref(),
-            &snapshot.name,
-            &self.keys.keys()?,
-        ))
+        Ok(Attestation::of(envelope, name, &self.keys.keys()?))
     }
 
     fn signatures(&self) -> Signatures {

@@ -136,11 +136,12 @@ impl Keyring {
             folder: signing.keys.clone(),
             signatures: signing.signatures.unwrap_or(by_default),
         };
-        if keyring.keys()?.is_empty()
-            && (keyring.folder.is_some() || keyring.signatures == Signatures::Required)
-        {
-            return Err(invalid("signatures are required, but there is no signing key"));
+        if keyring.folder.is_none() && keyring.signatures == Signatures::Required {
+            return Err(invalid(
+                "signatures are required, but no folder of signing keys is given",
+            ));
         }
+        keyring.keys()?;
         Ok(keyring)
     }
 
@@ -154,7 +155,7 @@ impl Keyring {
         self.folder.is_some()
     }
 
-    /// All keys by their ids; the last one signs.
+    /// All keys by their ids; the last one signs. An error if there is to be one and there is none.
     pub(super) fn keys(&self) -> Result<Vec<Key>> {
         let Some(folder) = &self.folder else {
             return Ok(Vec::new());
@@ -174,6 +175,9 @@ impl Keyring {
             if !id.starts_with("..") {
                 keys.push(read(&entry.path(), id).map_err(unreadable)?);
             }
+        }
+        if keys.is_empty() && self.signatures != Signatures::Ignore {
+            return Err(unreadable(io::Error::other("there is none")));
         }
         keys.sort_by(|a, b| a.id.cmp(&b.id));
         Ok(keys)

@@ -168,6 +168,12 @@ fn keys_that_prove_nothing_are_refused() {
     let read = keyring(folder.path()).keys().unwrap();
     let ids: Vec<_> = read.iter().map(|key| key.id.as_str()).collect();
     assert_eq!(ids, ["a", "b"]);
+    let ring = keyring(folder.path());
+    for id in ["a", "b"] {
+        fs::remove_file(folder.path().join(id)).unwrap();
+    }
+    // Keys that vanish while the process runs: nothing is stored that wouldn't count.
+    assert_eq!(ring.keys().unwrap_err().class(), Class::InvalidConfig);
     // The line end that an editor adds is no part of a key.
     assert_eq!(read[0].sign(b"x"), read[1].sign(b"x"));
     assert!(!format!("{read:?}").contains(KEY));
@@ -214,6 +220,66 @@ async fn a_manifest_stays_with_its_snapshot() {
     assert_eq!(fs::read_dir(here.path().join("v2")).unwrap().count(), 2);
 }
 
+/// A copy vouches for nothing: what nobody has signed isn't signed at the target either.
+#[tokio::test]
+async fn a_copy_signs_nothing() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = keys(&[("2026", KEY)]);
+    let raw = StoreConfig::new(Provider::Local, here.path().to_str().unwrap(), "");
+    let name = name("Full-00000000-00000007-1700000000");
+    let unsigned = raw.open().unwrap();
+    unsigned
+        .put(&name, Body::from_bytes(snapshot("data")))
+        .await
+        .unwrap();
+    let target = store(there.path(), Some(folder.path()));
+    assert_eq!(copied(unsigned.as_ref(), target.as_ref()).await.snapshots, 1);
+    let stored = listed(target.as_ref()).await;
+    assert_eq!(target.attest(&stored[0]).await.unwrap(), Attestation::Absent);
+}
+
+/// A copy that ended between a snapshot and its manifest goes on where it was.
+#[tokio::test]
+async fn a_copy_brings_a_missing_manifest() {
+    let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = keys(&[("2026", KEY)]);
+    let source = store(here.path(), Some(folder.path()));
+    let name = name("Full-00000000-00000007-1700000000");
+    source
+        .put(&name, Body::from_bytes(snapshot("data")))
+        .await
+        .unwrap();
+    let target = store(there.path(), Some(folder.path()));
+    copied(source.as_ref(), target.as_ref()).await;
+    fs::remove_file(there.path().join("v2").join(name_of(&name))).unwrap();
+    let again = copied(source.as_ref(), target.as_ref()).await;
+    assert_eq!((again.snapshots, again.present), (0, 1));
+    let stored = listed(target.as_ref()).await;
+    let attestation = target.attest(&stored[0]).await.unwrap();
+    assert!(matches!(attestation, Attestation::Signed(_)), "{attestation:?}");
+}
+
+/// Where signatures are required, one that was stored a moment ago isn't seen before its manifest; and the store isn't
+/// empty for that.
+#[tokio::test]
+async fn what_is_on_its_way_is_not_judged() {
+    let container = tempfile::tempdir().unwrap();
+    let folder = keys(&[("2026", KEY)]);
+    let raw = StoreConfig::new(Provider::Local, container.path().to_str().unwrap(), "");
+    let raw = raw.open().unwrap();
+    let old = name("Full-00000000-00000007-1700000000");
+    let young = SnapshotName::full(9, Timestamp::now(), Compression::None);
+    for name in [&old, &young] {
+        raw.put(name, Body::from_bytes(snapshot("data"))).await.unwrap();
+    }
+    let listing = store(container.path(), Some(folder.path())).list().await.unwrap();
+    assert_eq!((listing.snapshots.len(), listing.unsettled.len()), (1, 1));
+    assert_eq!(listing.snapshots[0].name, old);
+    fs::remove_file(container.path().join("v2").join(old.to_string())).unwrap();
+    let listing = store(container.path(), Some(folder.path())).list().await.unwrap();
+    assert!(listing.snapshots.is_empty() && !listing.is_empty());
+}
+
 /// What is copied is what was uploaded, even if somebody has mended the hash at its end.
 #[tokio::test]
 async fn what_was_altered_is_not_copied() {
@@ -236,14 +302,19 @@ async fn a_manifest_that_is_missing_follows() {
     let container = tempfile::tempdir().unwrap();
     let folder = keys(&[("2026", KEY)]);
     let store = store(container.path(), Some(folder.path()));
-    let obstacle = container.path().join("v2").join(name_of(&full()));
-    fs::create_dir_all(&obstacle).unwrap();
+    let aside = container.path().with_extension("aside");
+    let (from, to) = (container.path().to_owned(), aside.clone());
+    // What a manifest is to say is asked for when the snapshot is there, and the manifest isn't.
+    let failing = Body::from_bytes(snapshot("data")).with_facts(move || {
+        fs::rename(from, to).unwrap();
+        facts()
+    });
+    store.put(&full(), failing).await.unwrap_err();
+    fs::rename(&aside, container.path()).unwrap();
     let put = async || {
         let body = Body::from_bytes(snapshot("data"));
         store.put(&full(), body).await
     };
-    put().await.unwrap_err();
-    fs::remove_dir(&obstacle).unwrap();
     let stored = put().await.unwrap();
     assert_eq!(
         (stored.layout.clone(), stored.name.compression),
