@@ -231,6 +231,31 @@ async fn scl_05_a_moved_member_is_found_by_its_peers() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A member with so many mebibytes of data, and a learner to which they are on their way, so many bytes a second.
+async fn slow_learner(setup: Setup, mebibytes: u64, rate: u64) -> anyhow::Result<(Rig, Proxy)> {
+    let mut rig = Rig::start(Setup {
+        backup: json!(null),
+        // So that the database is sent as a whole.
+        options: json!({"snapshot-count": 10, "snapshot-catchup-entries": 1, "max-request-bytes": 4 << 20}),
+        ..setup
+    })
+    .await?;
+    let mut client = rig.members[0].client().await?;
+    for number in 0..mebibytes {
+        client
+            .put(format!("/big/{number}"), noise(1 << 20, number), None)
+            .await?;
+    }
+    rig.resize(2)?;
+    let proxy = Proxy::start(0, rig.members[1].peer_port()).await?;
+    proxy.limit(rate);
+    rig.members[1].reached_by(proxy.port);
+    rig.reconfigure()?;
+    rig.members[0].kill_steward();
+    rig.start_all()?;
+    Ok((rig, proxy))
+}
+
 /// The learner that the first member lists.
 async fn learner(rig: &Rig) -> anyhow::Result<etcd_client::Member> {
     let listed = rig.members[0].client().await?.member_list().await?;
@@ -242,28 +267,12 @@ async fn learner(rig: &Rig) -> anyhow::Result<etcd_client::Member> {
 /// cluster with the old ones.
 #[tokio::test]
 async fn scl_05_a_learner_is_not_updated_by_a_version_that_forgets_it() -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup {
-        size: 1,
+    let old = Setup {
         etcd: "3.5.16",
-        backup: json!(null),
-        options: json!({"snapshot-count": 10, "max-request-bytes": 4 << 20}),
-        ..Setup::default()
-    })
-    .await?;
-    let mut client = rig.members[0].client().await?;
-    for number in 0..24 {
-        client
-            .put(format!("/big/{number}"), noise(1 << 20, number), None)
-            .await?;
-    }
-    rig.resize(2)?;
-    let proxy = Proxy::start(0, rig.members[1].peer_port()).await?;
+        ..Setup::single()
+    };
     // It won't have caught up before it moves.
-    proxy.limit(256 << 10);
-    rig.members[1].reached_by(proxy.port);
-    rig.reconfigure()?;
-    rig.members[0].kill_steward();
-    rig.start_all()?;
+    let (mut rig, _proxy) = slow_learner(old, 24, 256 << 10).await?;
     let listed = rig.until("it is a learner", async || learner(&rig).await).await?;
     rig.until("it has begun", async || {
         let told = rig.members[1].told().await?;
@@ -294,6 +303,7 @@ async fn scl_05_a_learner_is_not_updated_by_a_version_that_forgets_it() -> anyho
     ensure!(now.peer_urls() == listed.peer_urls(), "{now:?}");
     // What would have happened.
     let wanted = vec![rig.members[1].peer_url()];
+    let mut client = rig.members[0].client().await?;
     client.member_update(now.id(), wanted).await?;
     let forgotten = learner(&rig).await;
     ensure!(
@@ -344,27 +354,7 @@ async fn scl_06_a_promotion_is_proven_from_all_sides() -> anyhow::Result<()> {
 /// SCL-15, SCL-16: a learner is shown as one that catches up, with how far it is, while its data is still on its way.
 #[tokio::test]
 async fn scl_15_scl_16_a_learner_shows_how_far_it_is() -> anyhow::Result<()> {
-    let mut rig = Rig::start(Setup {
-        size: 1,
-        backup: json!(null),
-        // So that the database is sent as a whole.
-        options: json!({"snapshot-count": 10, "snapshot-catchup-entries": 1, "max-request-bytes": 4 << 20}),
-        ..Setup::default()
-    })
-    .await?;
-    let mut client = rig.members[0].client().await?;
-    for number in 0..32 {
-        client
-            .put(format!("/big/{number}"), noise(1 << 20, number), None)
-            .await?;
-    }
-    rig.resize(2)?;
-    let proxy = Proxy::start(0, rig.members[1].peer_port()).await?;
-    proxy.limit(3 << 20);
-    rig.members[1].reached_by(proxy.port);
-    rig.reconfigure()?;
-    rig.members[0].kill_steward();
-    rig.start_all()?;
+    let (rig, proxy) = slow_learner(Setup::single(), 32, 3 << 20).await?;
     let shares = Mutex::new(Vec::new());
     rig.until("it grows", async || {
         let told = rig.members[1].told().await?;

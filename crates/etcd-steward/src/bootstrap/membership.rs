@@ -174,3 +174,33 @@ fn clear_away(data_dir: &Path) -> std::io::Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    /// A member that is replaced again and again must not fill its volume; what isn't old data is left alone.
+    #[test]
+    fn the_newest_of_what_was_moved_aside_is_kept() {
+        let volume = tempfile::tempdir().unwrap();
+        let names = [
+            "new.aside-1700000000",
+            "new.aside-1700000900",
+            "new.aside-999",
+            "new.etcd",
+            "new.aside-by-hand",
+            "other.aside-1",
+        ];
+        for name in names {
+            fs::create_dir(volume.path().join(name)).unwrap();
+        }
+        clear_away(&volume.path().join("new.etcd")).unwrap();
+        let gone: Vec<_> = names
+            .into_iter()
+            .filter(|name| !volume.path().join(name).exists())
+            .collect();
+        assert_eq!(gone, ["new.aside-1700000000", "new.aside-999"]);
+    }
+}
