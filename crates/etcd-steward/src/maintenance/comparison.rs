@@ -31,6 +31,8 @@ pub(super) struct Comparison {
     pub(super) differing: Vec<Named>,
     /// Whether all members vote, have answered, and have the same data.
     pub(super) all_agree: bool,
+    /// How many members there are.
+    pub(super) members: usize,
 }
 
 /// The names, for people.
@@ -79,6 +81,7 @@ fn compared(hashes: &[(Named, Hash)], members: usize) -> Option<Comparison> {
     Some(Comparison {
         differing: differing.map(|(named, _)| named.clone()).collect(),
         all_agree: hashes.len() == members && hashes.iter().all(|(_, hash)| hash == majority),
+        members,
     })
 }
 

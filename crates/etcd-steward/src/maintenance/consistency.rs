@@ -29,7 +29,10 @@ impl Caretaker {
                 self.tell_of_differences(&found.differing).await;
                 if found.all_agree {
                     term.told = None;
-                    self.clear_corrupt().await;
+                    // One that is alone agrees with itself, which proves nothing.
+                    if found.members > 1 {
+                        self.clear_corrupt().await;
+                    }
                 } else if !found.differing.is_empty() && term.may_replace() {
                     self.replace(&found.differing, term).await;
                 }
