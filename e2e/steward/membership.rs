@@ -277,6 +277,9 @@ async fn scl_05_a_learner_is_not_updated_by_a_version_that_forgets_it() -> anyho
     rig.until("it has begun", async || {
         let told = rig.members[1].told().await?;
         ensure!(told.role() == MemberRole::Learner, "{told:?}");
+        // Before there is data it would only be a stranger at its new place.
+        let member = rig.members[1].data_dir().join("member");
+        ensure!(member.join("snap/db").exists() && member.join("wal").read_dir()?.count() > 0);
         Ok(())
     })
     .await?;

@@ -377,7 +377,8 @@ pub(crate) fn stored_in(store: &Path) -> anyhow::Result<Vec<String>> {
         .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
         .collect::<anyhow::Result<_>>()?;
     names.retain(|name| name.starts_with("Full-") || name.starts_with("Incr-"));
-    names.sort_by_key(|name| revisions(name));
+    // Of the same revisions by time, which ends the name.
+    names.sort_by_cached_key(|name| (revisions(name), name.clone()));
     Ok(names)
 }
 
