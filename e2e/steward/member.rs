@@ -308,6 +308,8 @@ impl Member {
             .args((!self.secure).then_some("--insecure-api"))
             .args(["--no-kubernetes", "--log-format=text"])
             .env("POD_NAME", &self.name)
+            // As in the pod.
+            .env("MALLOC_ARENA_MAX", "2")
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .spawn()?;
         self.steward = Some(child);
