@@ -1,6 +1,6 @@
 //! The stores that backups go to.
 
-use std::{fs, path::PathBuf};
+use std::{fs, net::SocketAddr, path::PathBuf};
 
 use anyhow::Context as _;
 use k8s_openapi::api::core::v1::Secret;
@@ -23,6 +23,34 @@ fn state() -> PathBuf {
     std::env::var_os("DRUID_DEV_STATE").map_or_else(|| "/var/lib/druid-dev".into(), PathBuf::from)
 }
 
+/// The S3 server that `e2e/cluster/stores.sh up s3` has started: what is known of it, one file each.
+#[derive(Debug)]
+pub struct S3(PathBuf);
+
+impl S3 {
+    /// The one that runs.
+    pub fn running() -> Self {
+        Self(state().join("stores/s3"))
+    }
+
+    /// What is known of it under a name.
+    pub fn file(&self, name: &str) -> anyhow::Result<String> {
+        read(&self.0.join(name))
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> anyhow::Result<SocketAddr> {
+        let endpoint = self.file("endpoint")?;
+        let address = endpoint.strip_prefix("http://").context("plain http")?;
+        Ok(address.parse()?)
+    }
+
+    /// Folder of the credentials.
+    pub fn secret(&self) -> PathBuf {
+        self.0.join("secret")
+    }
+}
+
 fn read(path: &PathBuf) -> anyhow::Result<String> {
     let text = fs::read_to_string(path)
         .with_context(|| format!("read {}: start the store first", path.display()))?;
@@ -38,10 +66,10 @@ impl Lab {
                 json!({"provider": "Local", "container": "bkp", "prefix": self.prefix(), "secretRef": {"name": "backup"}})
             }
             Store::S3 => {
-                let folder = state().join("stores/s3");
+                let server = S3::running();
                 let mut data = Map::new();
                 for entry in
-                    fs::read_dir(folder.join("secret")).context("start the store first: stores.sh up s3")?
+                    fs::read_dir(server.secret()).context("start the store first: stores.sh up s3")?
                 {
                     let path = entry?.path();
                     let key = path
@@ -54,9 +82,9 @@ impl Lab {
                 self.secret(Value::Object(data)).await?;
                 json!({
                     "provider": "S3",
-                    "container": read(&folder.join("bucket"))?,
+                    "container": server.file("bucket")?,
                     "prefix": self.prefix(),
-                    "endpointOverride": read(&folder.join("endpoint"))?,
+                    "endpointOverride": server.file("endpoint")?,
                     "secretRef": {"name": "backup"},
                 })
             }
@@ -91,11 +119,11 @@ impl Lab {
                 StoreConfig::new(Provider::Local, container, self.prefix())
             }
             Store::S3 => {
-                let folder = state().join("stores/s3");
-                let mut config = StoreConfig::new(Provider::S3, read(&folder.join("bucket"))?, self.prefix());
-                config.endpoint = Some(read(&folder.join("endpoint"))?);
+                let server = S3::running();
+                let mut config = StoreConfig::new(Provider::S3, server.file("bucket")?, self.prefix());
+                config.endpoint = Some(server.file("endpoint")?);
                 config.allow_http = true;
-                let credentials = folder.join("secret").to_string_lossy().into_owned();
+                let credentials = server.secret().to_string_lossy().into_owned();
                 config.environment = Environment::from_iter([("AWS_APPLICATION_CREDENTIALS", credentials)]);
                 config
             }

@@ -1,10 +1,8 @@
-//! What lies between a process and the world: a TCP proxy that slows and cuts connections, a real S3 server behind it, and
-//! a server that refuses everyone.
+//! What lies between a process and the world: a TCP proxy that slows and cuts connections, and a server that refuses
+//! everyone.
 
 use std::{
-    env, fs,
     net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context as _;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{
@@ -135,35 +132,6 @@ async fn back(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, limits: &Limits) 
             return;
         }
         pace(count, &limits.rate_back).await;
-    }
-}
-
-/// The S3 server that `e2e/cluster/stores.sh up s3` has started.
-#[derive(Debug)]
-pub(crate) struct S3(PathBuf);
-
-impl S3 {
-    pub(crate) fn running() -> anyhow::Result<Self> {
-        let state = env::var("DRUID_DEV_STATE").unwrap_or_else(|_| "/var/lib/druid-dev".to_owned());
-        let folder = PathBuf::from(state).join("stores/s3");
-        anyhow::ensure!(folder.is_dir(), "no S3 server in {}: start it", folder.display());
-        Ok(Self(folder))
-    }
-
-    /// What is known of it under a name.
-    pub(crate) fn file(&self, name: &str) -> anyhow::Result<String> {
-        Ok(fs::read_to_string(self.0.join(name))?.trim().to_owned())
-    }
-
-    pub(crate) fn address(&self) -> anyhow::Result<SocketAddr> {
-        let endpoint = self.file("endpoint")?;
-        let address = endpoint.strip_prefix("http://").context("plain http")?;
-        Ok(address.parse()?)
-    }
-
-    /// Folder of the credentials.
-    pub(crate) fn secret(&self) -> String {
-        self.0.join("secret").to_string_lossy().into_owned()
     }
 }
 

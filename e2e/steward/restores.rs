@@ -7,13 +7,14 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
+use e2e::store::S3;
 use etcd_client::{Client, CompactionOptions, ConnectOptions, PutOptions};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::{
     deltas::restores_equal,
-    faults::{Proxy, S3},
+    faults::Proxy,
     rig::{Rig, Setup, revisions},
     signing::manifest,
 };
@@ -342,7 +343,7 @@ async fn res_17_progress_is_shown() -> anyhow::Result<()> {
 #[tokio::test]
 async fn store_s3_res_17_progress_moves_with_a_slow_store() -> anyhow::Result<()> {
     const RATE: u64 = 96 << 10;
-    let server = S3::running()?;
+    let server = S3::running();
     let proxy = Proxy::start_for(0, server.address()?).await?;
     let mut setup = Setup::single();
     setup.backup["store"] = json!({
@@ -350,7 +351,10 @@ async fn store_s3_res_17_progress_moves_with_a_slow_store() -> anyhow::Result<()
         "endpointOverride": format!("http://127.0.0.1:{}", proxy.port),
     });
     let mut rig = Rig::new(setup)?;
-    rig.members[0].set_env("AWS_APPLICATION_CREDENTIALS", server.secret());
+    rig.members[0].set_env(
+        "AWS_APPLICATION_CREDENTIALS",
+        server.secret().to_string_lossy().into_owned(),
+    );
     rig.start_all()?;
     rig.until_ready().await?;
     rig.fill("/large/", 10).await?;

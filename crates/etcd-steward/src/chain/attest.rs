@@ -5,7 +5,7 @@ use std::sync::Arc;
 use etcd_storage::chain::{Link, Plan};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use snapstore::{
-    SnapStore,
+    SnapStore, StoredSnapshot,
     manifest::{Facts, Manifest},
 };
 
@@ -23,6 +23,15 @@ pub enum FindError {
     /// The store didn't give a manifest.
     #[error(transparent)]
     Store(#[from] snapstore::Error),
+}
+
+/// What the manifest of a snapshot says, or why the snapshot isn't to be used.
+pub(super) async fn admitted(
+    store: &Arc<dyn SnapStore>,
+    stored: &StoredSnapshot,
+) -> Result<Result<Option<Manifest>, String>, snapstore::Error> {
+    let attestation = store.attest(stored).await?;
+    Ok(store.signatures().judge(attestation))
 }
 
 impl Catalog {
@@ -66,16 +75,16 @@ impl Catalog {
             .collect();
         let reads = unseen.into_iter().map(|(index, stored)| {
             let store = Arc::clone(store);
-            async move { Ok::<_, snapstore::Error>((index, store.attest(&stored).await?)) }
+            async move { Ok::<_, snapstore::Error>((index, admitted(&store, &stored).await?)) }
         });
-        let attested: Vec<_> = stream::iter(reads)
+        let admitted: Vec<_> = stream::iter(reads)
             .buffer_unordered(AT_ONCE)
             .try_collect()
             .await?;
         let mut sound = true;
-        for (index, attestation) in attested {
+        for (index, admitted) in admitted {
             let entry = &mut self.0[index];
-            match store.signatures().judge(attestation) {
+            match admitted {
                 Ok(manifest) => (entry.attested, entry.manifest) = (true, manifest),
                 Err(reason) => {
                     entry.fault.get_or_insert(reason);

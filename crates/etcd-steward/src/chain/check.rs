@@ -16,7 +16,7 @@ use operator::reconcile::chain as causes;
 use snapstore::{Class, Kind, SnapStore, StoredSnapshot};
 use tokio::{runtime::Handle, task::JoinError};
 
-use super::{object, store_error};
+use super::{attest::admitted, object, store_error};
 
 /// Bytes that are read at a time.
 const CHUNK: usize = 256 << 10;
@@ -53,11 +53,9 @@ pub(crate) async fn read_back(
     stored: &StoredSnapshot,
     runtime: &Handle,
 ) -> Result<Verdict, JoinError> {
-    let manifest = match store.attest(stored).await {
-        Ok(attestation) => match store.signatures().judge(attestation) {
-            Ok(manifest) => manifest,
-            Err(reason) => return Ok(Verdict::Damaged { reason }),
-        },
+    let manifest = match admitted(store, stored).await {
+        Ok(Ok(manifest)) => manifest,
+        Ok(Err(reason)) => return Ok(Verdict::Damaged { reason }),
         Err(error) => {
             let reason = causes(&error);
             return Ok(Verdict::Unknown { reason });

@@ -59,7 +59,9 @@ impl Caretaker {
 
     /// One member at a time; whatever else differs is found at the next comparison.
     async fn replace(&self, differing: &[Named], term: &mut Term) {
-        let (reason, note) = match self.maintenance.replace(differing).await {
+        let outcome = self.maintenance.replace(differing).await;
+        let is_removed = matches!(outcome, Ok(Some(Replacement::Removed(_))));
+        let (reason, note) = match outcome {
             Ok(None) => return,
             Ok(Some(Replacement::HandedOver)) => {
                 let note =
@@ -85,7 +87,7 @@ impl Caretaker {
                 kubernetes.warn("Maintain", reason, &note).await;
             }
         }
-        if reason == "MemberReplaced" {
+        if is_removed {
             self.begin_new_chain().await;
         }
     }

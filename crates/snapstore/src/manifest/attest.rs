@@ -11,7 +11,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use tracing::warn;
 
-use super::{Digest, Envelope, Keyring, Manifest, Signatures, keys::Key, name_of};
+use super::{Digest, Envelope, Keyring, Manifest, Signatures, keys::Key, name_of, subject};
 use crate::{
     body::{Attached, Body, ByteStream},
     error::{Class, Error, Result},
@@ -79,7 +79,7 @@ impl Attesting {
         };
         let (size, sha256) = digest.finish();
         let manifest = Manifest {
-            snapshot: name.clone().with_final(false).to_string(),
+            snapshot: subject(name),
             size,
             sha256,
             facts,

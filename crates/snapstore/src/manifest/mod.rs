@@ -71,15 +71,20 @@ pub struct Facts {
     pub database_sha256: Option<String>,
 }
 
+/// What a manifest calls its snapshot: a copy may drop `.final`.
+fn subject(snapshot: &SnapshotName) -> String {
+    snapshot.clone().with_final(false).to_string()
+}
+
 /// Name of the manifest of a snapshot.
 pub(crate) fn name_of(snapshot: &SnapshotName) -> String {
-    format!("{PREFIX}{}", snapshot.clone().with_final(false))
+    format!("{PREFIX}{}", subject(snapshot))
 }
 
 impl Manifest {
     /// Whether it is that of this snapshot.
     fn is_of(&self, snapshot: &SnapshotName) -> bool {
-        self.snapshot == snapshot.clone().with_final(false).to_string()
+        self.snapshot == subject(snapshot)
     }
 
     /// Whether these were its bytes.
