@@ -12,7 +12,7 @@ use operator::reconcile::chain;
 use snapstore::{
     Error, Kind, SnapStore, StoredSnapshot,
     copy::{self, CopyEvent, CopyOptions},
-    retention::{KeepFulls, collect},
+    retention::collect,
 };
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -89,11 +89,11 @@ impl Pass {
 
     async fn copy(&self, owner: &Owner, secondary: &Secondary) -> Result<(), Fault> {
         let options = CopyOptions {
-            // What the policy would delete right away isn't copied.
-            max_backups: match owner.settings.retention.fulls {
-                KeepFulls::LimitBased { max_backups } => usize::try_from(max_backups).ok(),
-                KeepFulls::Exponential => None,
-            },
+            // Without it nothing is ever deleted.
+            policy: owner
+                .settings
+                .retention_period
+                .map(|_| owner.settings.retention.clone()),
             ..CopyOptions::default()
         };
         let checked = self.checked.clone();

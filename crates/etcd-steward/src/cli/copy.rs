@@ -67,6 +67,7 @@ impl Args {
             ..WaitForFinal::default()
         };
         CopyOptions {
+            policy: None,
             max_backups: self.max_backups_to_copy,
             max_age: self
                 .max_backup_age

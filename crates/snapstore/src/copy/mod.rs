@@ -24,6 +24,7 @@ use crate::{
     listing::{Listing, StoredSnapshot},
     manifest::{self, Attestation, Digest, Manifest, Signatures},
     name::SnapshotName,
+    retention::{self, Policy},
     store::SnapStore,
 };
 
@@ -38,6 +39,8 @@ const READ_AHEAD: usize = 6;
 pub struct CopyOptions {
     /// No more than so many of the newest chains.
     pub max_backups: Option<usize>,
+    /// Only what this policy keeps: what it would delete right away isn't copied.
+    pub policy: Option<Policy>,
     /// No chains whose full snapshot is older.
     pub max_age: Option<SignedDuration>,
     /// Copy only when the source's cluster has made its last snapshot.
@@ -88,7 +91,10 @@ pub async fn copy(
     if let Some(wait) = &options.wait_for_final {
         wait::for_final(source, wait, &observer).await?;
     }
-    let listing = source.list().await?;
+    let mut listing = source.list().await?;
+    if let Some(policy) = &options.policy {
+        retention::leave_kept(&mut listing, policy, Timestamp::now());
+    }
     let chains = select(&listing, options, Timestamp::now());
     let present = Present::of(&target.list().await?);
     let mut transfer = Transfer {

@@ -10,6 +10,8 @@ mod rule;
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
+
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
@@ -104,6 +106,16 @@ pub fn plan<'a>(
         decisions.push(Verdict::keep(Rule::NotUnderstood, None).on(&unknown.object));
     }
     decisions
+}
+
+/// Leaves only the snapshots in a listing that the policy keeps, if all full snapshots may be relied on.
+pub(crate) fn leave_kept(listing: &mut Listing, policy: &Policy, now: Timestamp) {
+    let decisions = plan(listing, policy, |_| true, now);
+    let kept = decisions
+        .iter()
+        .filter(|decision| decision.action == Action::Keep);
+    let kept: HashSet<_> = kept.filter_map(|decision| decision.name.cloned()).collect();
+    listing.snapshots.retain(|stored| kept.contains(&stored.name));
 }
 
 /// A decision before it is bound to an object.

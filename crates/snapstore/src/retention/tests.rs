@@ -490,3 +490,28 @@ proptest! {
         prop_assert!(again.iter().all(|d| d.action != Action::Delete), "{again:?}");
     }
 }
+
+/// A copy that brings what the target then deletes would bring it again each time.
+#[test]
+fn what_is_left_to_copy_is_what_stays() {
+    let mut listing = listing([
+        full(10, NOW - 3 * DAY),
+        delta(11, 15, NOW - 3 * DAY + 60),
+        full(20, NOW - 2 * DAY),
+        delta(21, 25, NOW - 2 * DAY + 60),
+        full(30, NOW - DAY),
+        delta(31, 35, NOW - DAY + 60),
+    ]);
+    let policy = Policy {
+        fulls: KeepFulls::LimitBased { max_backups: 2 },
+        ..Policy::default()
+    };
+    leave_kept(&mut listing, &policy, time(NOW));
+    let kept = |listing: &Listing| {
+        let names = listing.snapshots.iter().map(|stored| stored.name.last_revision);
+        names.collect::<Vec<_>>()
+    };
+    assert_eq!(kept(&listing), [20, 30, 35]);
+    let decisions = plan(&listing, &policy, |_| true, time(NOW));
+    assert!(decisions.iter().all(|decision| decision.action == Action::Keep));
+}
