@@ -102,7 +102,9 @@ impl Listing {
     /// Sets apart what was stored a moment ago and has no manifest yet.
     pub(crate) fn set_apart_unsettled(&mut self, now: Timestamp) {
         let is_unsettled = |stored: &mut StoredSnapshot| {
-            stored.manifest.is_none() && now.duration_since(stored.name.created_on) < SETTLED_AFTER
+            // Its name has the time before the upload.
+            let stored_at = stored.object.last_modified.max(Some(stored.name.created_on));
+            stored.manifest.is_none() && stored_at.is_some_and(|at| now.duration_since(at) < SETTLED_AFTER)
         };
         self.unsettled = self.snapshots.extract_if(.., is_unsettled).collect();
     }

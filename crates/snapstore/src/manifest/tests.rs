@@ -1,6 +1,11 @@
 //! What a manifest proves, and that it stays with its snapshot.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs,
+    path::Path,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use futures::TryStreamExt as _;
 use jiff::Timestamp;
@@ -21,6 +26,14 @@ fn name(text: &str) -> SnapshotName {
 
 fn full() -> SnapshotName {
     name("Full-00000000-00000007-1700000000.gz")
+}
+
+/// Makes a stored snapshot as old as its name says: who looks for its manifest doesn't wait for that any more.
+fn age(container: &TempDir, name: &SnapshotName) {
+    let file = container.path().join("v2").join(name.to_string());
+    let file = fs::File::options().write(true).open(file).unwrap();
+    let created = Duration::from_secs(name.created_on.as_second().unsigned_abs());
+    file.set_modified(UNIX_EPOCH + created).unwrap();
 }
 
 fn keys(of: &[(&str, &str)]) -> TempDir {
@@ -234,6 +247,7 @@ async fn a_copy_signs_nothing() {
         .unwrap();
     let target = store(there.path(), Some(folder.path()));
     assert_eq!(copied(unsigned.as_ref(), target.as_ref()).await.snapshots, 1);
+    age(&there, &name);
     let stored = listed(target.as_ref()).await;
     assert_eq!(target.attest(&stored[0]).await.unwrap(), Attestation::Absent);
 }
@@ -252,6 +266,7 @@ async fn a_copy_brings_a_missing_manifest() {
     let target = store(there.path(), Some(folder.path()));
     copied(source.as_ref(), target.as_ref()).await;
     fs::remove_file(there.path().join("v2").join(name_of(&name))).unwrap();
+    age(&there, &name);
     let again = copied(source.as_ref(), target.as_ref()).await;
     assert_eq!((again.snapshots, again.present), (0, 1));
     let stored = listed(target.as_ref()).await;
@@ -269,11 +284,14 @@ async fn what_is_on_its_way_is_not_judged() {
     let raw = raw.open().unwrap();
     let old = name("Full-00000000-00000007-1700000000");
     let young = SnapshotName::full(9, Timestamp::now(), Compression::None);
-    for name in [&old, &young] {
+    // Its name has the time at which it was begun.
+    let slow = name("Full-00000000-00000008-1700000600");
+    for name in [&old, &young, &slow] {
         raw.put(name, Body::from_bytes(snapshot("data"))).await.unwrap();
     }
+    age(&container, &old);
     let listing = store(container.path(), Some(folder.path())).list().await.unwrap();
-    assert_eq!((listing.snapshots.len(), listing.unsettled.len()), (1, 1));
+    assert_eq!((listing.snapshots.len(), listing.unsettled.len()), (1, 2));
     assert_eq!(listing.snapshots[0].name, old);
     fs::remove_file(container.path().join("v2").join(old.to_string())).unwrap();
     let listing = store(container.path(), Some(folder.path())).list().await.unwrap();
