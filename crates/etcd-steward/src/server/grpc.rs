@@ -105,12 +105,13 @@ impl Api {
         operation: watch::Receiver<Operation>,
         wanted: &Wanted,
     ) -> Result<Operation, Status> {
+        let id = operation.borrow().id.clone();
+        match wanted.deadline.filter(|_| !wanted.asynchronous) {
+            Some(deadline) => self.operations.cancel_at(id, deadline),
+            None => self.operations.keep(&id),
+        }
         if wanted.asynchronous {
             return Ok(operation.borrow().clone());
-        }
-        if let Some(deadline) = wanted.deadline {
-            let id = operation.borrow().id.clone();
-            self.operations.cancel_at(id, deadline);
         }
         let operation = wait(operation, None).await;
         match &operation.error {

@@ -43,7 +43,7 @@ pub(super) fn routes(api: Api) -> Router {
             problem(
                 StatusCode::NOT_FOUND,
                 "NotFound",
-                "no such path: see /status, /operations, /snapshot/… and /maintenance/…",
+                "no such path: see /member, /operations, /snapshot/… and /maintenance/…",
             )
         })
         .method_not_allowed_fallback(|| async {
@@ -261,6 +261,10 @@ async fn answer(operation: watch::Receiver<Operation>, asynchronous: bool, heade
         // As etcd-backup-restore answers: the snapshot, or null when there was nothing to save.
         (None, Some(operation::Result::Snapshot(result))) => {
             Json(result.snapshot.as_ref().map(snapshot_json)).into_response()
+        }
+        _ if operation.state() == OperationState::Cancelled => {
+            let detail = format!("operation {} was cancelled", operation.id);
+            problem(StatusCode::CONFLICT, "Cancelled", &detail)
         }
         _ => Json(operation_json(&operation)).into_response(),
     }

@@ -20,12 +20,15 @@ use axum::{
     response::Response,
 };
 use hyper_util::{
-    rt::{TokioExecutor, TokioIo},
+    rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto,
     service::TowerToHyperService,
 };
 use operator::metrics::Metrics as Registry;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::Status;
@@ -39,6 +42,10 @@ use self::{
 use crate::{backup::Backups, etcd::Connector, maintenance::Maintenance, member};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// How long a connection may be silent: then it is asked whether it is still there, or ends.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How many there may be at once. They are free to open, and backups must not go short of memory for them.
+const CONNECTIONS: usize = 256;
 /// How long running calls may go on when the process is told to stop.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -87,7 +94,7 @@ pub async fn serve(
     let listener = TcpListener::bind(address).await?;
     info!(address = %listener.local_addr()?, ?security, "serving the API");
     let routers = Routers::new(api);
-    let connections = TaskTracker::new();
+    let (connections, places) = (TaskTracker::new(), Arc::new(Semaphore::new(CONNECTIONS)));
     loop {
         let (stream, peer) = tokio::select! {
             accepted = listener.accept() => match accepted {
@@ -100,8 +107,13 @@ pub async fn serve(
             },
             () = shutdown.cancelled() => break,
         };
+        let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+            warn!(%peer, CONNECTIONS, "closed a connection: there are too many");
+            continue;
+        };
         let (routers, security, shutdown) = (routers.clone(), security.clone(), shutdown.clone());
         connections.spawn(async move {
+            let _place = place;
             if let Err(error) = connection(stream, routers, security, shutdown).await {
                 debug!(%peer, "connection: {error:#}");
             }
@@ -177,7 +189,16 @@ where
             response
         }
     });
-    let builder = auto::Builder::new(TokioExecutor::new());
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(SILENCE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(SILENCE)
+        .keep_alive_timeout(HANDSHAKE);
     let connection = builder.serve_connection_with_upgrades(io, TowerToHyperService::new(service));
     tokio::pin!(connection);
     tokio::select! {

@@ -3,11 +3,12 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
-use futures::{Stream, stream};
+use futures::{FutureExt as _, Stream, stream};
 use steward_proto::v1::{Operation, OperationError, OperationState, Progress, operation};
 use tokio::{
     sync::watch,
@@ -37,6 +38,16 @@ impl<E: operator::Reason> From<&E> for Failure {
             reason: error.reason().to_owned(),
             message: operator::reconcile::chain(error),
             retryable: error.retry() != operator::reconcile::Retry::OnChange,
+        }
+    }
+}
+
+impl Failure {
+    fn panicked() -> Self {
+        Self {
+            reason: "Panicked".to_owned(),
+            message: "a fault in the steward itself ended it: see its log".to_owned(),
+            retryable: false,
         }
     }
 }
@@ -81,6 +92,10 @@ struct Entry {
     operation: Arc<watch::Sender<Operation>>,
     cancel: CancellationToken,
     parameters: String,
+    /// Until when it is wanted, by those who have asked for it with a deadline.
+    deadline: Option<Instant>,
+    /// Somebody has asked for it without one.
+    kept: bool,
 }
 
 #[derive(Debug, Default)]
@@ -151,18 +166,39 @@ impl Operations {
         Some(entry.operation.borrow().clone())
     }
 
-    /// Asks an operation to stop if it isn't done by then: nobody waits for it any longer.
+    /// Somebody wants an operation done, however long it takes.
+    pub fn keep(&self, id: &str) {
+        if let Some(entry) = self.entries().by_id.get_mut(id) {
+            entry.kept = true;
+        }
+    }
+
+    /// Asks an operation to stop if it isn't done by then, unless others who have asked for it want it for longer.
     pub fn cancel_at(&self, id: String, deadline: Instant) {
-        let Some(mut operation) = self.get(&id) else {
-            return;
+        let mut operation = {
+            let mut entries = self.entries();
+            let Some(entry) = entries.by_id.get_mut(&id) else {
+                return;
+            };
+            entry.deadline = entry.deadline.max(Some(deadline));
+            entry.operation.subscribe()
         };
         let operations = self.clone();
         tokio::spawn(async move {
             if timeout_at(deadline, operation.wait_for(is_done)).await.is_err() {
-                info!(id, "the caller's deadline has passed: cancelling its operation");
-                operations.cancel(&id);
+                operations.cancel_unwanted(&id);
             }
         });
+    }
+
+    fn cancel_unwanted(&self, id: &str) {
+        let entries = self.entries();
+        let now = Instant::now();
+        let unwanted = |entry: &&Entry| !entry.kept && entry.deadline.is_some_and(|last| last <= now);
+        if let Some(entry) = entries.by_id.get(id).filter(unwanted) {
+            info!(id, "the caller's deadline has passed: cancelling its operation");
+            entry.cancel.cancel();
+        }
     }
 
     fn entries(&self) -> std::sync::MutexGuard<'_, Entries> {
@@ -218,6 +254,8 @@ impl Entries {
             operation,
             cancel,
             parameters: asked.parameters.clone(),
+            deadline: None,
+            kept: false,
         };
         self.remember(id, (type_, request_id), entry);
         receiver
@@ -251,8 +289,9 @@ async fn follow(
     operation: Arc<watch::Sender<Operation>>,
     cancel: CancellationToken,
 ) {
+    let work = AssertUnwindSafe(work).catch_unwind();
     let outcome = tokio::select! {
-        outcome = work => Some(outcome),
+        outcome = work => Some(outcome.unwrap_or_else(|_| Err(Failure::panicked()))),
         () = cancel.cancelled() => None,
     };
     operation.send_modify(|operation| {
@@ -445,6 +484,36 @@ mod tests {
         assert_eq!(wait(late, None).await.state(), OperationState::Cancelled);
         assert!(Instant::now() >= deadline);
         assert_eq!(wait(early, None).await.state(), OperationState::Succeeded);
+    }
+
+    /// The first caller is gone; the second one, with the same key, has another deadline, or none.
+    #[tokio::test(start_paused = true)]
+    async fn the_last_deadline_counts() {
+        let operations = Operations::default();
+        let in_seconds = |seconds| Instant::now() + Duration::from_secs(seconds);
+        let (twice, kept) = (
+            operations.start_own("Compact", |_| std::future::pending()),
+            operations.start_own("Compact", |_| std::future::pending()),
+        );
+        let id = |operation: &watch::Receiver<Operation>| operation.borrow().id.clone();
+        for (operation, seconds) in [(&twice, 5), (&twice, 9), (&kept, 5)] {
+            operations.cancel_at(id(operation), in_seconds(seconds));
+        }
+        operations.keep(&id(&kept));
+        let begun = Instant::now();
+        assert_eq!(wait(twice, None).await.state(), OperationState::Cancelled);
+        assert_eq!(begun.elapsed().as_secs(), 9);
+        let kept = wait(kept, Some(Duration::from_hours(1))).await;
+        assert_eq!(kept.state(), OperationState::Running);
+    }
+
+    /// Who waits for it must not wait for ever.
+    #[tokio::test]
+    async fn a_panic_is_a_failure() {
+        let operations = Operations::default();
+        let operation = operations.start_own("Compact", |_| async { panic!("a fault") });
+        let ended = wait(operation, None).await;
+        assert_eq!(ended.error.map(|error| error.reason), Some("Panicked".to_owned()));
     }
 
     #[tokio::test]
