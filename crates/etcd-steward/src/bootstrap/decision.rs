@@ -30,12 +30,27 @@ pub enum Data {
 /// Whether this Etcd has ever formed a cluster, by what its members have recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Formation {
-    /// No member has ever recorded a cluster ID.
+    /// No member has ever recorded a cluster ID, and so many say that they have no data that the others are no quorum.
     Never,
+    /// No member has ever recorded a cluster ID, but those that say nothing could be a quorum with data of their own.
+    Unproven,
     /// At least one has.
     Formed,
     /// The records can't be read.
     Unknown,
+}
+
+impl Formation {
+    /// What it is among so many members, none of which has recorded a cluster ID, one of which has no data, and others
+    /// say so too.
+    pub fn never(members: usize, others_without_data: usize) -> Self {
+        let unknown = members.saturating_sub(1 + others_without_data);
+        if unknown < members / 2 + 1 {
+            Self::Never
+        } else {
+            Self::Unproven
+        }
+    }
 }
 
 /// What the running cluster says about this member.
@@ -132,6 +147,8 @@ pub enum Waiting {
     StoreUnreachable,
     /// The other members.
     PeersUnreachable,
+    /// The other members to say whether they have data.
+    MembersUnknown,
     /// The first member to restore.
     FirstMemberRestoring,
     /// A running cluster to join.
@@ -152,6 +169,16 @@ pub enum Refusal {
 }
 
 impl Waiting {
+    /// What a member waits for only without data that it could start on.
+    pub const WITHOUT_DATA: [Self; 6] = [
+        Self::RecordUnreadable,
+        Self::StoreUnreachable,
+        Self::PeersUnreachable,
+        Self::MembersUnknown,
+        Self::FirstMemberRestoring,
+        Self::NoClusterToJoin,
+    ];
+
     /// The reason in the member's condition.
     pub fn reason(self) -> &'static str {
         match self {
@@ -160,6 +187,7 @@ impl Waiting {
             Self::RecordUnreadable => "RecordUnreadable",
             Self::StoreUnreachable => "StoreUnreachable",
             Self::PeersUnreachable => "PeersUnreachable",
+            Self::MembersUnknown => "MembersUnknown",
             Self::FirstMemberRestoring => "FirstMemberRestoring",
             Self::NoClusterToJoin => "NoClusterToJoin",
         }
@@ -188,6 +216,10 @@ impl fmt::Display for Waiting {
             }
             Self::StoreUnreachable => "the backup store can't be asked for backups; trying again",
             Self::PeersUnreachable => "waiting for a quorum of the other members, to join them",
+            Self::MembersUnknown => {
+                "no member has recorded a cluster, and this one has no data; waiting for so many others to say the same \
+                 that the rest can't be a cluster"
+            }
             Self::FirstMemberRestoring => "waiting for the first member to restore the cluster, to join it",
             Self::NoClusterToJoin => "waiting for a running cluster to join as a learner",
         })
@@ -266,9 +298,10 @@ fn without_data(evidence: &Evidence) -> Decision {
 /// No data, and nobody answers.
 fn without_anybody(evidence: &Evidence) -> Decision {
     match (evidence.as_learner, evidence.formation) {
-        (true, Formation::Never | Formation::Formed | Formation::Unknown) => {
+        (true, Formation::Never | Formation::Unproven | Formation::Formed | Formation::Unknown) => {
             Decision::Wait(Waiting::NoClusterToJoin)
         }
+        (false, Formation::Unproven) => Decision::Wait(Waiting::MembersUnknown),
         (false, Formation::Unknown) => Decision::Wait(Waiting::RecordUnreadable),
         (false, Formation::Formed) => formed_and_alone(evidence),
         (false, Formation::Never) => never_formed(evidence),

@@ -37,52 +37,54 @@ macro_rules! table {
 #[rustfmt::skip]
 const TABLE: &[Row] = table! {
     // The data directory decides alone.
-    [Foreign] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Foreign] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Refuse(Refusal::WrongVolume);
-    [Locked] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Locked] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Wait(Waiting::DataDirLocked);
-    [Data::Unknown] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Data::Unknown] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Wait(Waiting::DataDirUnreadable);
-    [Valid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Valid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Start;
-    [Removed] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Removed] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Join;
     // Damaged data of the only member: the backups decide.
-    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Formed, Formation::Unknown] [Only] [Present] [false, true] [false, true]
+    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Present] [false, true] [false, true]
         => Restore;
-    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Formed, Formation::Unknown] [Only] [NoStore, Absent] [false, true] [false, true]
+    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [NoStore, Absent] [false, true] [false, true]
         => Refuse(Refusal::DataCorrupt);
-    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Formed, Formation::Unknown] [Only] [Backups::Unknown] [false, true] [false, true]
+    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Backups::Unknown] [false, true] [false, true]
         => Wait(Waiting::StoreUnreachable);
     // Damaged data of one of several: the running cluster decides.
-    [Invalid] [Unreachable] [Never, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Invalid] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Wait(Waiting::PeersUnreachable);
-    [Invalid] [OtherCluster] [Never, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Invalid] [OtherCluster] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Refuse(Refusal::WrongCluster);
-    [Invalid] [NotListed] [Never, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Invalid] [NotListed] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Join;
-    [Invalid] [Unstarted, Started] [Never, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Invalid] [Unstarted, Started] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Rejoin;
-    [Invalid] [UnstartedLearner] [Never, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Invalid] [UnstartedLearner] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => StartAsLearner;
     // No data, and a running cluster to ask.
-    [Missing] [OtherCluster] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Missing] [OtherCluster] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Refuse(Refusal::WrongCluster);
-    [Missing] [NotListed] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Missing] [NotListed] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Join;
-    [Missing] [UnstartedLearner] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Missing] [UnstartedLearner] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => StartAsLearner;
-    [Missing] [Started] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Missing] [Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Rejoin;
-    [Missing] [Unstarted] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [true] [false, true]
+    [Missing] [Unstarted] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [true] [false, true]
         => Rejoin;
-    [Missing] [Unstarted] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false] [false, true]
+    [Missing] [Unstarted] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false] [false, true]
         => Form;
     // No data, and nobody to ask.
-    [Missing] [Unreachable] [Never, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [true]
+    [Missing] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [true]
         => Wait(Waiting::NoClusterToJoin);
     [Missing] [Unreachable] [Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
         => Wait(Waiting::RecordUnreadable);
+    [Missing] [Unreachable] [Unproven] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
+        => Wait(Waiting::MembersUnknown);
     [Missing] [Unreachable] [Formed] [Only] [Present] [false, true] [false]
         => Restore;
     [Missing] [Unreachable] [Formed] [Only] [NoStore, Absent] [false, true] [false]
@@ -117,7 +119,8 @@ fn all() -> Vec<Evidence> {
         Data::Unknown => None,
     });
     let formations = all_of(Never, |formation| match formation {
-        Never => Some(Formed),
+        Never => Some(Unproven),
+        Unproven => Some(Formed),
         Formed => Some(Formation::Unknown),
         Formation::Unknown => None,
     });
@@ -192,7 +195,7 @@ impl Row {
 #[test]
 fn every_combination_is_in_the_table_once() {
     let all = all();
-    assert_eq!(all.len(), 7 * 3 * 6 * 4 * 3 * 4);
+    assert_eq!(all.len(), 7 * 4 * 6 * 4 * 3 * 4);
     for evidence in &all {
         let rows: Vec<_> = TABLE.iter().filter(|row| row.lists(evidence)).collect();
         assert_eq!(rows.len(), 1, "{evidence:?} is listed by {} rows", rows.len());
@@ -229,6 +232,16 @@ fn hard_rules() {
                 "no restore beside a running cluster: {e:?}"
             );
         }
+        if let Wait(waiting) = decision {
+            assert_eq!(
+                Waiting::WITHOUT_DATA.contains(&waiting),
+                matches!(e.data, Missing | Invalid),
+                "others rely on it: {e:?}"
+            );
+        }
+        if matches!(decision, Form | Restore) && e.place != Only && e.live == Unreachable {
+            assert_eq!(e.formation, Never, "who says nothing may have the data: {e:?}");
+        }
         if e.data == Valid {
             assert_eq!(decision, Start, "good data is used: {e:?}");
         }
@@ -248,5 +261,26 @@ fn hard_rules() {
         if e.data == Foreign {
             assert!(matches!(decision, Refuse(_)), "{e:?}");
         }
+    }
+}
+
+/// Together with this one they must be more than a quorum of all leaves.
+#[test]
+fn so_many_must_have_no_data() {
+    for (members, others, expected) in [
+        (1, 0, Never),
+        (2, 0, Never),
+        (3, 0, Unproven),
+        (3, 1, Never),
+        (5, 1, Unproven),
+        (5, 2, Never),
+        (7, 2, Unproven),
+        (7, 3, Never),
+    ] {
+        assert_eq!(
+            Formation::never(members, others),
+            expected,
+            "{others} of {members}"
+        );
     }
 }
