@@ -131,7 +131,7 @@ impl Maintenance {
         match call("compact the history", COMPACTION_DEADLINE, compacting).await {
             Ok(_) => info!(revision, "compacted the history"),
             // It is as was asked for: by an earlier call, or by etcd itself.
-            Err(error) if error.message().contains("required revision has been compacted") => {
+            Err(error) if error.is_compacted() => {
                 info!(revision, "the history was compacted before");
             }
             Err(error) if error.message().contains("required revision is a future revision") => {

@@ -55,14 +55,17 @@ impl Maintenance {
         })
     }
 
-    /// Drops history up to `revision` (which backups hold), defragments, and clears the alarm if that has helped.
+    /// Drops history up to `revision` if it is known that it may go (0: all), defragments, and clears the alarm if that has
+    /// helped.
     pub(super) async fn make_room(
         &self,
         raised: &[u64],
-        revision: i64,
+        revision: Option<i64>,
         run: &Run,
     ) -> Result<Room, MaintenanceError> {
-        if let Err(error) = self.compact(revision).await {
+        if let Some(revision) = revision
+            && let Err(error) = self.compact(revision).await
+        {
             // Most often it is compacted up to there already; if not, defragmentation may still help.
             info!(%error, revision, "the history can't be compacted any further");
         }

@@ -52,7 +52,7 @@ pub struct Caretaker {
     pub maintenance: Maintenance,
     /// When members are defragmented.
     pub schedule: Schedule,
-    /// How often their data is compared; `None`: never.
+    /// How often their data is compared; `None`: only after an alarm, to tell of it.
     pub comparison_period: Option<Duration>,
     /// Where its work is seen.
     pub operations: Operations,
@@ -175,9 +175,9 @@ impl Caretaker {
             Err(error) => return debug!(%error, "the alarms can't be listed"),
         };
         if !alarms.corrupt.is_empty() && alarms.corrupt != term.alarms.corrupt {
-            self.tell_of_corruption().await;
             // Whom to blame, and to replace, is found out now.
-            term.comparison = self.comparison_period.map(|_| Timestamp::now());
+            term.accused = true;
+            term.comparison = Some(Timestamp::now());
         }
         if !alarms.no_space.is_empty() && term.may_make_room() {
             term.full = Some(Instant::now());
@@ -189,21 +189,18 @@ impl Caretaker {
     async fn make_room(&self, alarms: &Alarms) {
         warn!(members = alarms.no_space.len(), "alarm NOSPACE: making room");
         let (maintenance, raised) = (self.maintenance.clone(), alarms.no_space.clone());
-        // The owner's backups must not lose history that they have yet to save.
-        let covered = self
-            .backups
-            .as_ref()
-            .map(|backups| backups.known.borrow().clone());
-        let revision = covered
-            .filter(|known| known.owner)
-            .map_or(0, |known| known.covered);
+        // Backups must not lose history that they have yet to save. What isn't known of them isn't dropped.
+        let revision = match &self.backups {
+            None => Some(0),
+            Some(backups) => Some(backups.known.borrow().covered).filter(|covered| *covered > 0),
+        };
         let (sender, room) = tokio::sync::oneshot::channel();
         let operation = self.operations.start_own("MakeRoom", |run| async move {
             let room = maintenance.make_room(&raised, revision, &run).await;
             let room = room.map_err(|error| Failure::from(&error))?;
             let _ = sender.send(room);
             Ok(operation::Result::Compact(steward_proto::v1::CompactResult {
-                revision,
+                revision: revision.unwrap_or(0),
             }))
         });
         let ended = wait(operation, None).await;
@@ -211,23 +208,34 @@ impl Caretaker {
             return;
         }
         let Ok(room) = room.await else { return };
-        let Some(kubernetes) = &self.kubernetes else {
-            return;
+        self.tell_of_room(room, revision.is_some()).await;
+    }
+
+    async fn tell_of_room(&self, room: Room, compacted: bool) {
+        let work = if compacted {
+            "compaction and defragmentation"
+        } else {
+            "defragmentation (history isn't dropped while it isn't known what the backups hold)"
         };
         match room {
             Room::Made => {
-                let note = "compaction and defragmentation have made room: writes are accepted again";
-                kubernetes.tell("Maintain", "NoSpaceCleared", note).await;
+                let note = format!("{work} made room: writes are accepted again");
+                info!(note, "alarm NOSPACE is cleared");
+                if let Some(kubernetes) = &self.kubernetes {
+                    kubernetes.tell("Maintain", "NoSpaceCleared", &note).await;
+                }
             }
             Room::None { size, quota } => {
                 let note = format!(
-                    "the database has {} MiB after compaction and defragmentation, its quota is {} MiB: raise \
-                     spec.etcd.quota, or delete data; the alarm is cleared when there is room",
+                    "the database has {} MiB after {work}, its quota is {} MiB: raise spec.etcd.quota, or delete data; the \
+                     alarm is cleared when there is room",
                     size >> 20,
                     quota >> 20
                 );
                 warn!(note, "no room could be made");
-                kubernetes.warn("Maintain", "NoSpace", &note).await;
+                if let Some(kubernetes) = &self.kubernetes {
+                    kubernetes.warn("Maintain", "NoSpace", &note).await;
+                }
             }
         }
     }
@@ -255,6 +263,8 @@ pub(super) struct Term {
     alarms: Alarms,
     comparison: Option<Timestamp>,
     comparison_retry: Duration,
+    /// An alarm says that data is corrupt, and what is true of it isn't told yet.
+    pub(super) accused: bool,
     /// When a member was last replaced.
     pub(super) replaced: Option<Instant>,
     /// What was last told of a replacement.
@@ -277,6 +287,7 @@ impl Term {
             comparison: comparison_period
                 .and_then(|period| now.checked_add(period.min(FIRST_COMPARISON)).ok()),
             comparison_retry: FIRST_RETRY,
+            accused: false,
             replaced: None,
             told: None,
         }

@@ -1,7 +1,7 @@
 //! Whether all members have the same data, looked after while this member leads: who differs is told of and replaced, and
 //! the alarm about it is cleared when all have the same data again.
 
-use std::time::Duration;
+use std::{mem, time::Duration};
 
 use api::{conditions::member as condition, v1alpha1::ConditionStatus};
 use operator::reconcile::chain;
@@ -24,6 +24,12 @@ impl Caretaker {
         let found = self.compare_twice().await;
         let well = matches!(&found, Ok(Some(found)) if found.all_agree);
         term.compared(self.comparison_period, well);
+        if mem::take(&mut term.accused) {
+            self.tell_of_corruption(&found).await;
+        }
+        if self.comparison_period.is_none() {
+            return;
+        }
         match found {
             Ok(Some(found)) => {
                 self.tell_of_differences(&found.differing).await;
@@ -147,8 +153,8 @@ impl Caretaker {
         }
     }
 
-    pub(super) async fn tell_of_corruption(&self) {
-        let message = match self.maintenance.compare().await {
+    async fn tell_of_corruption(&self, found: &Result<Option<Comparison>, MaintenanceError>) {
+        let message = match found {
             Ok(Some(found)) if found.differing.is_empty() => {
                 "alarm CORRUPT; at the newest revision all members that answer have the same data".to_owned()
             }

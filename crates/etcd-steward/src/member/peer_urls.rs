@@ -9,7 +9,7 @@ use api::{
     steward::{ClusterConfig, ClusterMember},
     v1alpha1::{EtcdMemberStatus, MemberRole},
 };
-use etcd_client::{Client, Member};
+use etcd_client::{Client, Member, MemberListResponse};
 use futures::future::join_all;
 use tokio::{
     sync::watch,
@@ -136,26 +136,11 @@ impl PeerUrls {
         let Some(id) = id.and_then(|id| u64::from_str_radix(&id, 16).ok()) else {
             return Ok(None);
         };
-        let others = self
-            .cluster
-            .members
-            .iter()
-            .filter(|member| member.name != self.member.name);
-        let mut found = Ok(None);
-        for other in others {
-            let asked = async {
-                let mut client = self.connector.remote(&other.client_urls).await?;
-                let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
-                Ok((client, listed.members().to_vec(), id))
-            };
-            match asked.await {
-                Ok(listed) if listed.1.iter().any(|member| member.id() == id) => return Ok(Some(listed)),
-                // Another cluster may answer there.
-                Ok(_) => {}
-                Err(error) => found = Err(error),
-            }
-        }
-        found
+        let members = self.cluster.members.iter();
+        let others = members.filter(|member| member.name != self.member.name);
+        let has_own = |listed: &MemberListResponse| listed.members().iter().any(|member| member.id() == id);
+        let listed = self.connector.listed_by_others(others, has_own).await?;
+        Ok(listed.map(|(client, listed)| (client, listed.members().to_vec(), id)))
     }
 
     /// Versions of all members that have ever started: each carries out the change itself. One that doesn't answer has none.

@@ -43,25 +43,16 @@ impl Api {
     /// The list of the member beside us; one that is yet to join doesn't answer for long, so the others are asked first.
     async fn listed(&self) -> Result<MemberListResponse, EtcdError> {
         let votes = |status: &EtcdMemberStatus| status.state == Some(MemberState::Started);
-        let others = self
-            .cluster
-            .members
-            .iter()
-            .filter(|member| member.name != self.member);
         if !self.status.read(votes) {
-            for other in others {
-                let listed = async {
-                    let mut client = self.connector.remote(&other.client_urls).await?;
-                    call("list members", CALL_TIMEOUT, client.member_list()).await
-                };
-                // Another cluster may answer there.
-                let lists_own = |listed: &MemberListResponse| {
-                    let mut members = listed.members().iter();
-                    members.any(|member| self.name_of(member) == self.member)
-                };
-                if let Some(listed) = listed.await.ok().filter(lists_own) {
-                    return Ok(listed);
-                }
+            let members = self.cluster.members.iter();
+            let others = members.filter(|member| member.name != self.member);
+            let has_own = |listed: &MemberListResponse| {
+                let mut members = listed.members().iter();
+                members.any(|member| self.name_of(member) == self.member)
+            };
+            let listed = self.connector.listed_by_others(others, has_own).await;
+            if let Ok(Some((_, listed))) = listed {
+                return Ok(listed);
             }
         }
         let mut client = self.connector.local().await?;
