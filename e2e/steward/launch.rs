@@ -5,7 +5,10 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 use anyhow::{Context as _, ensure};
 use serde_json::json;
 
-use crate::rig::{Rig, Setup};
+use crate::{
+    member::free_port,
+    rig::{Rig, Setup},
+};
 
 fn single() -> Setup {
     Setup {
@@ -150,4 +153,33 @@ async fn launch_orphans_are_reaped() -> anyhow::Result<()> {
     })
     .await?;
     rig.until_ready().await
+}
+
+/// The API server is down, and may even wait for this very etcd: on good data it starts all the same.
+#[tokio::test]
+async fn good_data_starts_without_an_api_server() -> anyhow::Result<()> {
+    let mut rig = Rig::start(Setup::single()).await?;
+    rig.put("/kept/", 5).await?;
+    rig.kill_all();
+    let kubeconfig = rig.members[0].temp().join("kubeconfig");
+    let nobody = format!("https://127.0.0.1:{}", free_port()?);
+    let text = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
+        "clusters": [{"name": "k", "cluster": {"server": nobody}}],
+        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
+    });
+    fs::write(&kubeconfig, text.to_string())?;
+    rig.members[0].kubeconfig = Some(kubeconfig);
+    rig.start_all()?;
+    rig.until_ready().await?;
+    ensure!(rig.members[0].count("/kept/").await? == 5);
+    // Without any the records decide whether it may start, and they can't be read.
+    rig.kill_all();
+    rig.members[0].lose_data()?;
+    rig.start_all()?;
+    rig.until("the records are waited for", async || {
+        ensure!(rig.members[0].log().contains("Wait(RecordUnreadable)"));
+        Ok(())
+    })
+    .await
 }

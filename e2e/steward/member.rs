@@ -1,5 +1,6 @@
 //! A member on loopback: its steward, its launcher with a real etcd, and their folder.
 
+mod ports;
 mod told;
 
 use std::{
@@ -7,12 +8,11 @@ use std::{
     fs::{self, File},
     net::TcpListener,
     path::PathBuf,
-    process::{self, Child, Command, Output, Stdio},
-    sync::atomic::{AtomicU32, Ordering},
+    process::{Child, Command, Output, Stdio},
     time::Duration,
 };
 
-use anyhow::{Context as _, anyhow, bail, ensure};
+use anyhow::{Context as _, anyhow, ensure};
 use etcd_client::Client;
 use nix::{
     sys::signal::{Signal, kill},
@@ -20,6 +20,8 @@ use nix::{
 };
 use serde_json::Value;
 
+use self::ports::Ports;
+pub(crate) use self::ports::free_port;
 use crate::pki::Leaf;
 
 /// A member: its processes and its folder.
@@ -41,45 +43,10 @@ pub(crate) struct Member {
     launcher: Option<Child>,
     /// Port at which the steward finds etcd, where that isn't etcd's own.
     via: Option<u16>,
+    /// How its steward gets to a Kubernetes API, if there is to be one.
+    pub(crate) kubeconfig: Option<PathBuf>,
     /// What the steward has in its environment.
     environment: Vec<(&'static str, String)>,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Ports {
-    client: u16,
-    peer: u16,
-    metrics: u16,
-    launcher: u16,
-    api: u16,
-    health: u16,
-}
-
-impl Ports {
-    fn free() -> anyhow::Result<Self> {
-        Ok(Self {
-            client: free_port()?,
-            peer: free_port()?,
-            metrics: free_port()?,
-            launcher: free_port()?,
-            api: free_port()?,
-            health: free_port()?,
-        })
-    }
-}
-
-/// A port that nobody listens on, that no other test of this process was given, and that no client is: those get theirs
-/// from 32768 on. Where the search begins differs from process to process.
-pub(crate) fn free_port() -> anyhow::Result<u16> {
-    static TAKEN: AtomicU32 = AtomicU32::new(0);
-    for _ in 0..1000 {
-        let number = process::id() % 200 * 100 + TAKEN.fetch_add(1, Ordering::Relaxed);
-        let port = u16::try_from(12_000 + number % 20_000)?;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return Ok(port);
-        }
-    }
-    bail!("no port is free")
 }
 
 /// The binary beside the test's own.
@@ -140,6 +107,7 @@ impl Member {
             steward: None,
             launcher: None,
             via: None,
+            kubeconfig: None,
             environment: Vec::new(),
         })
     }
@@ -306,7 +274,9 @@ impl Member {
             .arg(format!("--listen=127.0.0.1:{api}"))
             .arg(format!("--listen-health=127.0.0.1:{health}"))
             .args((!self.secure).then_some("--insecure-api"))
-            .args(["--no-kubernetes", "--log-format=text"])
+            .arg("--log-format=text")
+            .args(self.kubeconfig.is_none().then_some("--no-kubernetes"))
+            .envs(self.kubeconfig.iter().map(|file| ("KUBECONFIG", file)))
             .env("POD_NAME", &self.name)
             // As in the pod.
             .env("MALLOC_ARENA_MAX", "2")

@@ -25,7 +25,7 @@ use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
     sync::watch,
-    time::sleep,
+    time::{sleep, timeout},
 };
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -52,6 +52,8 @@ use crate::{
 };
 
 const RETRY: Duration = Duration::from_secs(2);
+/// How long the API server may take to tell what was published before.
+const RECORD_PATIENCE: Duration = Duration::from_secs(15);
 /// Each comparison reads all databases.
 const COMPARISON_PERIOD: Duration = Duration::from_hours(1);
 
@@ -115,9 +117,11 @@ impl Steward {
         .await?;
 
         let (kubernetes, known) = self.kubernetes().await?;
+        let status = Status::new(known);
+        status.update(|status| status.member_name = Some(self.member.name.clone()));
         let shared = Shared {
             connector: self.connector()?,
-            status: self.status(known),
+            status,
             kubernetes,
             metrics,
         };
@@ -127,17 +131,6 @@ impl Steward {
         self.serve_launcher(sessions)?;
         self.serve_api(api);
         Ok(())
-    }
-
-    /// Goes on from what was told before; what only holds for a running process has to show anew.
-    fn status(&self, known: EtcdMemberStatus) -> Status {
-        let status = Status::new(known);
-        status.update(|status| {
-            status.member_name = Some(self.member.name.clone());
-            status.role = None;
-            status.backup_owner = status.backup_owner.map(|_| false);
-        });
-        status
     }
 
     /// Starts what has to do with the member beside us.
@@ -303,34 +296,24 @@ impl Steward {
         })
     }
 
-    /// The Kubernetes API, and what was published there before.
+    /// The Kubernetes API, and what was published there before. An API server that is down keeps nobody from starting on
+    /// good data: it may even be this etcd's own.
     async fn kubernetes(&self) -> anyhow::Result<(Option<Kubernetes>, EtcdMemberStatus)> {
         if self.args.no_kubernetes {
             return Ok((None, EtcdMemberStatus::default()));
         }
-        let client = kube::Client::try_default()
+        let kubernetes = Kubernetes::connect(&self.config.cluster, &self.member.name, &self.args.pod_name)
             .await
             .context("make a Kubernetes client")?;
-        let cluster = &self.config.cluster;
-        let kubernetes = Kubernetes::new(client, cluster, &self.member.name, &self.args.pod_name);
-        loop {
-            match kubernetes.own().await {
-                Ok(own) => {
-                    return Ok((
-                        Some(kubernetes),
-                        own.and_then(|own| own.status).unwrap_or_default(),
-                    ));
-                }
-                Err(error) => warn!(
-                    error = chain(&error),
-                    "failed to read this member's EtcdMember, trying again"
-                ),
-            }
-            tokio::select! {
-                () = sleep(RETRY) => {}
-                () = self.parts.shutdown.cancelled() => bail!("told to stop before the Kubernetes API answered"),
-            }
-        }
+        let known = tokio::select! {
+            known = timeout(RECORD_PATIENCE, published(&kubernetes)) => known,
+            () = self.parts.shutdown.cancelled() => bail!("told to stop before the Kubernetes API answered"),
+        };
+        let known = known.unwrap_or_else(|_| {
+            warn!("this member's EtcdMember can't be read: going on without, and publishing nothing before it can");
+            EtcdMemberStatus::default()
+        });
+        Ok((Some(kubernetes), known))
     }
 
     fn connector(&self) -> anyhow::Result<Connector> {
@@ -465,6 +448,20 @@ impl Steward {
                 .await
                 .with_context(|| format!("serve on {address}"))
         });
+    }
+}
+
+/// What was published before, as soon as it can be read.
+async fn published(kubernetes: &Kubernetes) -> EtcdMemberStatus {
+    loop {
+        match kubernetes.before().await {
+            Ok(known) => return known,
+            Err(error) => warn!(
+                error = chain(&error),
+                "failed to read this member's EtcdMember, trying again"
+            ),
+        }
+        sleep(RETRY).await;
     }
 }
 

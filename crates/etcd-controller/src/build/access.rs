@@ -46,7 +46,7 @@ pub fn role(cluster: &Cluster) -> Role {
             rule(
                 "druid.gardener.cloud",
                 "etcdmembers",
-                &["get", "patch"],
+                &["get", "list", "watch", "patch"],
                 Some(&members),
             ),
             rule(

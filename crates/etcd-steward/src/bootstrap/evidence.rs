@@ -143,7 +143,7 @@ impl Scene {
             return None;
         }
         let patience = match evidence.formation {
-            Formation::Never => FOUNDING_PATIENCE,
+            Formation::Never | Formation::Unproven => FOUNDING_PATIENCE,
             Formation::Formed | Formation::Unknown => CALL_TIMEOUT,
         };
         match peers::choose(peers::ask(self, patience).await, &self.cluster, &record.clusters) {
@@ -309,10 +309,11 @@ impl Scene {
         match kubernetes.own().await {
             Ok(own) => {
                 let (formation, clusters) = kubernetes.formation().await;
+                let before = own.as_ref().and_then(|own| own.status.as_ref());
                 Record {
                     formation,
                     clusters,
-                    begun: false,
+                    begun: before.is_some_and(|before| before.bootstrap.is_some() || before.id.is_some()),
                     as_learner: own.as_ref().is_some_and(Kubernetes::as_learner),
                 }
             }

@@ -178,6 +178,7 @@ impl Bootstrap {
         {
             return Ok(());
         }
+        let takes_nothing_back = decision == BootstrapDecision::ExistingData;
         scene.status.update(|status| {
             status.bootstrap = Some(MemberBootstrap {
                 decision,
@@ -185,6 +186,10 @@ impl Bootstrap {
                 message: None,
             });
         });
+        if takes_nothing_back {
+            // Good data doesn't wait for the API server.
+            return Ok(());
+        }
         if let Some(kubernetes) = &scene.kubernetes {
             kubernetes
                 .publish_now(&scene.status)

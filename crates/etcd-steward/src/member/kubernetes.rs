@@ -1,18 +1,24 @@
 //! The member's side of the Kubernetes API: its EtcdMember, its heartbeat Lease and Events.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, pin::pin, sync::Arc, time::Duration};
 
 use api::{
+    conditions::member as condition,
     labels,
     steward::ClusterConfig,
-    v1alpha1::{EtcdMember, EtcdMemberStatus, MemberRole, MemberState},
+    v1alpha1::{BootstrapDecision, EtcdMember, EtcdMemberStatus, MemberRole, MemberState, find_condition},
 };
-use futures::future::join_all;
+use futures::{
+    Stream, StreamExt as _,
+    future::{join_all, ready},
+};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
-    Api, Client, ResourceExt as _,
+    Api, Client, Config, ResourceExt as _,
     api::{Patch, PatchParams},
+    core::PartialObjectMeta,
+    runtime::{WatchStreamExt as _, watcher},
 };
 use operator::{events::Events, reconcile::chain};
 use serde_json::json;
@@ -24,11 +30,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Status;
-use crate::bootstrap::decision::Formation;
+use crate::bootstrap::decision::{Formation, Waiting};
 
 const MANAGER: &str = "etcd-steward";
 /// Changes that come close together are published as one.
 const BATCH: Duration = Duration::from_millis(150);
+/// How long the API server may be silent: in a call, and in a watch, which it ends itself before.
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+const WATCH_TIMEOUT: Duration = Duration::from_mins(6);
 /// Pause after a failed write.
 const RETRY: Duration = Duration::from_secs(3);
 /// How far the covered time may run ahead of what is published: backups that stay current cost no writes.
@@ -38,12 +47,14 @@ const COVERED_STEP: i64 = 600;
 #[derive(Clone)]
 pub struct Kubernetes {
     members: Api<EtcdMember>,
+    /// Their metadata, by a client that waits for longer.
+    watched: Api<PartialObjectMeta<EtcdMember>>,
     leases: Api<Lease>,
     events: Events,
     names: Arc<Vec<String>>,
     own: String,
-    /// An older status must not overtake a newer one on its way.
-    writing: Arc<Mutex<()>>,
+    /// Whether what was published before has been read. An older status must not overtake a newer one on its way.
+    writing: Arc<Mutex<bool>>,
 }
 
 impl std::fmt::Debug for Kubernetes {
@@ -56,20 +67,36 @@ impl std::fmt::Debug for Kubernetes {
 
 impl Kubernetes {
     /// Access in the name of `member`, which runs in `pod`.
-    pub fn new(client: Client, cluster: &ClusterConfig, member: &str, pod: &str) -> Self {
-        Self {
+    pub async fn connect(cluster: &ClusterConfig, member: &str, pod: &str) -> kube::Result<Self> {
+        let mut config = Config::infer().await.map_err(kube::Error::InferConfig)?;
+        config.read_timeout = Some(WATCH_TIMEOUT);
+        let watching = Client::try_from(config.clone())?;
+        // Backups must not hang on an API server that is gone without a word.
+        config.read_timeout = Some(CALL_TIMEOUT);
+        config.reset_reader_on_write = true;
+        let client = Client::try_from(config)?;
+        Ok(Self {
             members: Api::namespaced(client.clone(), &cluster.namespace),
+            watched: Api::namespaced(watching, &cluster.namespace),
             leases: Api::namespaced(client.clone(), &cluster.namespace),
             events: Events::new(client, MANAGER, pod),
             names: Arc::new(cluster.members.iter().map(|member| member.name.clone()).collect()),
             own: member.to_owned(),
             writing: Arc::default(),
-        }
+        })
     }
 
     /// This member's object.
     pub async fn own(&self) -> kube::Result<Option<EtcdMember>> {
         self.members.get_opt(&self.own).await
+    }
+
+    /// What was published before, by an earlier process.
+    pub async fn before(&self) -> kube::Result<EtcdMemberStatus> {
+        let mut is_read = self.writing.lock().await;
+        let own = self.own().await?;
+        *is_read = true;
+        Ok(own.and_then(|own| own.status).unwrap_or_default())
     }
 
     /// Another member's object.
@@ -81,12 +108,13 @@ impl Kubernetes {
     /// says it.
     pub async fn formation(&self) -> (Formation, BTreeSet<String>) {
         let records = join_all(self.names.iter().map(|name| self.members.get_opt(name))).await;
-        let (mut readable, mut clusters) = (true, BTreeSet::new());
+        let (mut readable, mut clusters, mut others_without_data) = (true, BTreeSet::new(), 0);
         for (name, record) in self.names.iter().zip(records) {
             match record {
                 Ok(member) => {
-                    let status = member.and_then(|member| member.status);
-                    clusters.extend(status.and_then(|status| status.cluster_id));
+                    let status = member.and_then(|member| member.status).unwrap_or_default();
+                    others_without_data += usize::from(*name != self.own && is_without_data(&status));
+                    clusters.extend(status.cluster_id);
                 }
                 Err(error) => {
                     let error = chain(&error);
@@ -97,7 +125,7 @@ impl Kubernetes {
         }
         let formation = match (clusters.is_empty(), readable) {
             (false, _) => Formation::Formed,
-            (true, true) => Formation::Never,
+            (true, true) => Formation::never(self.names.len(), others_without_data),
             (true, false) => Formation::Unknown,
         };
         (formation, clusters)
@@ -142,9 +170,14 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Writes the status now, and says whether it is stored: for records that must be there before the next step.
+    /// Writes the status now, and says whether it is stored: for records that must be there before the next step. What was
+    /// published before is read first, so that it isn't lost.
     pub async fn publish_now(&self, status: &Status) -> kube::Result<EtcdMemberStatus> {
-        let _turn = self.writing.lock().await;
+        let mut is_read = self.writing.lock().await;
+        if !*is_read {
+            status.adopt(self.own().await?.and_then(|own| own.status).unwrap_or_default());
+            *is_read = true;
+        }
         let status = status.read(Clone::clone);
         let patch = json!({
             "apiVersion": "druid.gardener.cloud/v1alpha1",
@@ -166,6 +199,7 @@ impl Kubernetes {
     pub async fn publish(&self, status: Status, shutdown: CancellationToken) {
         let mut changes = status.subscribe();
         let mut published: Option<EtcdMemberStatus> = None;
+        let mut made_anew = pin!(self.made_anew());
         loop {
             let current = changes.borrow_and_update().clone();
             if published
@@ -186,10 +220,29 @@ impl Kubernetes {
             }
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
+                Some(()) = made_anew.next() => published = None,
                 () = shutdown.cancelled() => return,
             }
             sleep(BATCH).await;
         }
+    }
+
+    /// Each time that this member's object has been made anew: what was published is gone with the one before.
+    fn made_anew(&self) -> impl Stream<Item = ()> + Send + use<> {
+        let own = watcher::Config::default().fields(&format!("metadata.name={}", self.own));
+        let objects = watcher(self.watched.clone(), own).default_backoff();
+        let mut known = None;
+        objects.applied_objects().filter_map(move |object| {
+            let uid = object
+                .inspect_err(|error| debug!(error = chain(error), "this member's object isn't watched"))
+                .ok()
+                .and_then(|object| object.metadata.uid);
+            let is_another = uid.is_some() && known.is_some() && uid != known;
+            if uid.is_some() {
+                known = uid;
+            }
+            ready(is_another.then_some(()))
+        })
     }
 
     /// Renews the heartbeat Lease for as long as etcd answers.
@@ -226,6 +279,21 @@ impl Kubernetes {
             }
         }
     }
+}
+
+/// Whether a member has told that it has no data that it could start on. Who has founded a cluster had none.
+fn is_without_data(status: &EtcdMemberStatus) -> bool {
+    let waits = find_condition(&status.conditions, condition::INITIALIZED).is_some_and(|known| {
+        let mut reasons = Waiting::WITHOUT_DATA.iter().map(|waiting| waiting.reason());
+        known.is_false() && reasons.any(|reason| reason == known.reason)
+    });
+    let founds = status.bootstrap.as_ref().is_some_and(|bootstrap| {
+        matches!(
+            bootstrap.decision,
+            BootstrapDecision::NewCluster | BootstrapDecision::Restore
+        )
+    });
+    waits || founds
 }
 
 /// `<memberID>:<clusterID>:<role>`, as etcd-backup-restore writes it.
@@ -267,9 +335,40 @@ fn differs(published: &EtcdMemberStatus, current: &EtcdMemberStatus) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use api::v1alpha1::{Condition, ConditionStatus};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
+
+    /// Data is only told to be missing by who has looked for it.
+    #[test]
+    fn who_has_said_nothing_may_have_data() {
+        let silent = EtcdMemberStatus::default();
+        assert!(!is_without_data(&silent));
+        let waits = |reason: &str, status| EtcdMemberStatus {
+            conditions: vec![Condition::new(condition::INITIALIZED, status, reason, "")],
+            ..EtcdMemberStatus::default()
+        };
+        for (reason, expected) in [
+            ("MembersUnknown", true),
+            ("FirstMemberRestoring", true),
+            ("StoreUnreachable", true),
+            ("DataDirLocked", false),
+            ("Validating", false),
+            ("WrongVolume", false),
+            ("CertificateMissing", false),
+        ] {
+            assert_eq!(
+                is_without_data(&waits(reason, ConditionStatus::False)),
+                expected,
+                "{reason}"
+            );
+        }
+        assert!(!is_without_data(&waits(
+            "FirstMemberRestoring",
+            ConditionStatus::True
+        )));
+    }
 
     /// A busy cluster moves its Raft index all the time, and a quiet one its covered time: neither is worth a write.
     #[test]

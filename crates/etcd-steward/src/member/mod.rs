@@ -1,5 +1,6 @@
 //! What this member tells about itself: one status that all parts of the steward write to, published in its EtcdMember.
 
+mod adopt;
 mod catch_up;
 pub mod kubernetes;
 mod lag;
@@ -18,7 +19,7 @@ use api::v1alpha1::{
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use tokio::sync::watch;
-use tracing::info;
+use tracing::{info, warn};
 
 /// The member's status, shared by all parts of the steward.
 #[derive(Debug, Clone)]
@@ -30,8 +31,17 @@ impl Status {
     /// Goes on from what was published before.
     pub fn new(known: EtcdMemberStatus) -> Self {
         Self {
-            status: Arc::new(watch::Sender::new(known)),
+            status: Arc::new(watch::Sender::new(adopt::outlived(known))),
         }
+    }
+
+    /// Goes on from what was published before, now that it could be read. What is known since counts.
+    pub fn adopt(&self, before: EtcdMemberStatus) {
+        self.update(|now| {
+            if let Err(error) = adopt::adopt(before, now) {
+                warn!(%error, "what was published before isn't understood");
+            }
+        });
     }
 
     /// Follows the changes.
