@@ -137,6 +137,14 @@ pub mod member {
     /// True: at the last comparison all members that answered had the same data. Only on the leader.
     pub const DATA_CONSISTENT: &str = "DataConsistent";
 
+    /// Those that only the leader's member has, which owns the backups too.
+    pub const OF_LEADER: [&str; 4] = [
+        BACKUP_READY,
+        BACKUP_VERIFIED,
+        SECONDARY_BACKUP_READY,
+        DATA_CONSISTENT,
+    ];
+
     pub const MEMBERS_AGREE: &str = "MembersAgree";
     pub const MEMBER_DIFFERS: &str = "MemberDiffers";
     pub const CONFIGURATION_CHANGED: &str = "ConfigurationChanged";
@@ -154,6 +162,7 @@ pub mod member {
     pub const RESTORING: &str = "Restoring";
     pub const WAITING_TO_JOIN: &str = "WaitingToJoin";
     pub const CHAIN_DAMAGED: &str = "ChainDamaged";
+    pub const CHAIN_UNREADABLE: &str = "ChainUnreadable";
     pub const VERIFIED: &str = "Verified";
 }
 

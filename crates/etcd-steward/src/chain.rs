@@ -4,6 +4,7 @@
 mod attest;
 mod check;
 mod damage;
+mod ending;
 mod fetch;
 mod route;
 #[cfg(test)]
@@ -22,12 +23,16 @@ use snapstore::{
 };
 use tokio::runtime::Handle;
 
-pub(crate) use self::check::{Verdict, read_back};
 use self::fetch::Fetch;
 pub use self::{
     attest::FindError,
     damage::{Cause, Damage, Fault, Rescue, Revisions, is_damage, store_error},
     route::{Error, Route, Wanted},
+};
+pub(crate) use self::{
+    attest::admitted,
+    check::{Verdict, read_back},
+    ending::last_event,
 };
 
 /// The snapshots of a store, and what is known to be wrong with them.

@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
-use api::steward::{auth, tls};
-use etcd_client::{Client, ConnectOptions, GetOptions, TlsOptions};
+use api::steward::{ClusterMember, auth, tls};
+use etcd_client::{Client, ConnectOptions, GetOptions, MemberListResponse, TlsOptions};
 use tokio::{fs, net::TcpStream, time::timeout};
 use tonic::transport::{Certificate, Identity};
 
@@ -57,6 +57,11 @@ impl EtcdError {
             _ => "",
         }
     }
+
+    /// Whether the history that was asked for is compacted.
+    pub fn is_compacted(&self) -> bool {
+        self.message().contains("required revision has been compacted")
+    }
 }
 
 /// Makes connections to the members of one cluster. Whether TLS is spoken is told by a URL's scheme.
@@ -97,6 +102,29 @@ impl Connector {
     pub async fn remote(&self, urls: &[impl AsRef<str>]) -> Result<Client, EtcdError> {
         let urls: Vec<&str> = urls.iter().map(AsRef::as_ref).collect();
         self.connect(&urls, None).await
+    }
+
+    /// The members as the first of `others` lists them whose cluster is ours, as `is_ours` tells, and a connection to it:
+    /// another cluster may answer there. For a member that lists none itself, such as a learner; `None`: no other one does.
+    pub async fn listed_by_others(
+        &self,
+        others: impl Iterator<Item = &ClusterMember>,
+        is_ours: impl Fn(&MemberListResponse) -> bool,
+    ) -> Result<Option<(Client, MemberListResponse)>, EtcdError> {
+        let mut found = Ok(None);
+        for other in others {
+            let asked = async {
+                let mut client = self.remote(&other.client_urls).await?;
+                let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+                Ok((client, listed))
+            };
+            match asked.await {
+                Ok((client, listed)) if is_ours(&listed) => return Ok(Some((client, listed))),
+                Ok(_) => {}
+                Err(error) => found = Err(error),
+            }
+        }
+        found
     }
 
     /// Keys at a revision. The answer comes from etcd's index, without a look at the data.

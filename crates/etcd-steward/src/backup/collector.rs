@@ -169,8 +169,9 @@ impl Collector {
         let ttl = match asked {
             Ok(answer) => Some(answer.granted_ttl()).filter(|ttl| *ttl > 0),
             Err(error) => {
+                // The next key of this lease may have better luck.
                 debug!(lease, %error, "a lease's time to live isn't known");
-                None
+                return None;
             }
         };
         // Ids are random: keeping those of past deltas would only grow.

@@ -3,6 +3,7 @@
 mod collector;
 mod fence;
 pub(crate) mod full;
+mod history;
 pub mod owner;
 mod pieces;
 mod retention;

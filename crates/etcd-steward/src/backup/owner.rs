@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use api::{conditions::member as condition, v1alpha1::ConditionStatus};
+use jiff::Timestamp;
 use operator::reconcile::{Reason as _, chain};
 use snapstore::{SnapStore, manifest::Facts};
 use tokio::{
@@ -24,17 +25,12 @@ use crate::{
     metrics::Metrics,
 };
 
+/// Why a new chain is begun although there is one.
+const HISTORY_DIFFERS: &str = "HistoryDiffers";
 const FIRST_RETRY: Duration = Duration::from_secs(2);
 const LAST_RETRY: Duration = Duration::from_mins(2);
 /// A term of work that lasted longer than this was no failure of the start.
 const STEADY: Duration = Duration::from_mins(5);
-
-/// Conditions that only the owner's member has.
-const CONDITIONS: [&str; 3] = [
-    condition::BACKUP_READY,
-    condition::BACKUP_VERIFIED,
-    condition::SECONDARY_BACKUP_READY,
-];
 
 /// Everything that taking backups needs.
 #[derive(Debug, Clone)]
@@ -113,6 +109,11 @@ impl Owner {
         self.orders.borrow().clone()
     }
 
+    /// When the next full snapshot is due.
+    pub(super) fn next_full(&self) -> Option<Timestamp> {
+        self.known.borrow().next_full
+    }
+
     /// What is known of the backups.
     pub(super) fn known(&self) -> Known {
         self.known.borrow().clone()
@@ -155,7 +156,7 @@ impl Owner {
                         return;
                     }
                     info!("the leadership is gone, and the backups with it");
-                    self.status.update(|status| status.conditions.retain(|known| !CONDITIONS.contains(&known.type_.as_str())));
+                    self.status.update(|status| status.conditions.retain(|known| !condition::OF_LEADER.contains(&known.type_.as_str())));
                     retry = FIRST_RETRY;
                     continue;
                 }
@@ -212,6 +213,13 @@ impl Owner {
     /// Tells that backups don't work. Log and Event tell each kind of failure once.
     pub(super) async fn failed(&self, error: &BackupError) {
         let (reason, message) = (error.reason(), chain(error));
+        // Who waits for a snapshot hears of it even if the Event takes its time.
+        let trouble = Trouble {
+            reason,
+            message: message.clone(),
+            at: Instant::now(),
+        };
+        self.learn(|known| known.failure = Some(trouble));
         self.metrics.snapshot_failed(reason);
         self.status
             .condition(condition::BACKUP_READY, ConditionStatus::False, reason, &message);
@@ -221,8 +229,18 @@ impl Owner {
                 kubernetes.warn("Backup", reason, &message).await;
             }
         }
-        let at = Instant::now();
-        self.learn(|known| known.failure = Some(Trouble { reason, message, at }));
+    }
+
+    /// Tells that the newest backups aren't of this cluster's history.
+    pub(super) async fn foreign(&self, why: &str) {
+        let note =
+            format!("the newest backups are of another history, a full snapshot begins a new chain: {why}");
+        warn!(note, "another history");
+        if self.told.fails(HISTORY_DIFFERS)
+            && let Some(kubernetes) = &self.kubernetes
+        {
+            kubernetes.warn("Backup", HISTORY_DIFFERS, &note).await;
+        }
     }
 
     /// Tells that backups work.

@@ -6,6 +6,7 @@ use std::{
     future::pending,
     ops::Range,
     sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -21,24 +22,31 @@ use tracing::{debug, info, warn};
 
 use super::{fence::Fence, owner::Owner, told::Told};
 
+/// The first look for old backups comes so soon.
+const FIRST: Duration = Duration::from_mins(5);
+
 /// Collects again and again, for as long as the term lasts.
 pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
     let Some(period) = owner.settings.retention_period else {
         return pending().await;
     };
     let (told, mut locked) = (Told::default(), 0);
+    // A term may never last for a whole period.
+    let mut pause = period.min(FIRST);
     loop {
-        sleep(period.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;
+        sleep(pause.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;
+        pause = period;
         let store = Fenced::new(owner.store.as_ref(), fence);
         let proven = owner.proven.names();
         let is_proven = |full: &StoredSnapshot| proven.contains(&full.name);
         let collected = collect(&store, &owner.settings.retention, is_proven, Timestamp::now()).await;
-        // The new owner has taken over, and this term is about to end.
-        if store.is_lost() {
-            continue;
-        }
         if let Ok(collected) = &collected {
             account(owner, collected);
+        }
+        // A new owner has taken over, and this term is about to end; or etcd didn't answer, and it is tried again soon.
+        if store.is_lost() {
+            pause = period.min(FIRST);
+            continue;
         }
         if let Ok(collected) = &collected
             && locked != collected.locked

@@ -1,7 +1,7 @@
 //! One term of taking snapshots: what the store lacks is found out once, then the watch is followed, deltas and fulls are
 //! stored when they are due or ordered, one upload at a time and beside the watch.
 
-use std::{convert::Infallible, future::pending, pin::Pin, time::Duration};
+use std::{convert::Infallible, future::pending, mem, pin::Pin, time::Duration};
 
 use api::{quantity, v1alpha1::SnapshotInfo};
 use jiff::Timestamp;
@@ -11,22 +11,25 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{Instant, sleep, sleep_until, timeout},
 };
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     BackupError, Order,
     collector::Collector,
     fence::Fence,
+    history,
     owner::Owner,
     upload::{FIRST_RETRY, Outcome, Stored, store_delta, store_error, take_full},
 };
-use crate::member::whole_seconds;
+use crate::{etcd::EtcdError, member::whole_seconds};
 
 /// Without periodic deltas the cluster's revision is looked at this often, to know whether backups are current.
 const LOOK_PERIOD: Duration = Duration::from_mins(1);
 /// Bytes that are held in memory at the most, compressed: of a delta on its way into the store, and of the one that is
 /// collected meanwhile. Half of it makes a delta.
 const HELD: u64 = 48 << 20;
+/// The longest pause before a full snapshot that failed is tried again.
+const LAST_RETRY: Duration = Duration::from_mins(10);
 /// Clusters that have slept through their schedules together take their full snapshots spread over so long.
 const SPREAD: Duration = Duration::from_secs(30);
 
@@ -35,6 +38,8 @@ type Waiters = Vec<oneshot::Sender<Result<Option<StoredSnapshot>, BackupError>>>
 /// The work under way, and who waits for it.
 struct Job {
     kind: Kind,
+    /// Whether it would have been done without an order too.
+    due: bool,
     begun: Instant,
     /// Bytes of the object that are held in memory until it is stored.
     held: u64,
@@ -50,6 +55,10 @@ pub(super) struct Snapshotter {
     /// When the store was last seen to hold everything.
     covered_until: Option<Timestamp>,
     full_due: bool,
+    /// What is collected doesn't follow what is stored: there is no delta before there is a full snapshot.
+    hole: bool,
+    /// When a full snapshot that has failed is tried again, and how long that is put off the next time.
+    retry: (Option<Timestamp>, Duration),
 }
 
 impl Snapshotter {
@@ -62,17 +71,11 @@ impl Snapshotter {
             .list()
             .await
             .map_err(|source| store_error(owner, source))?;
-        let (full, deltas) = newest_set(&listing);
+        let (full, deltas) = own_set(owner, newest_set(&listing), current).await?;
         let covered = deltas
             .last()
             .or(full.as_ref())
             .map_or(0, |snapshot| snapshot.name.last_revision);
-        if covered > current {
-            return Err(BackupError::StoreAhead {
-                stored: covered,
-                cluster: current,
-            });
-        }
         let full_due = full.as_ref().is_none_or(|full| full.name.is_final);
         let next_full = next_full(owner, full.as_ref());
         info!(
@@ -83,13 +86,9 @@ impl Snapshotter {
             store = owner.store.location(),
             "owning the backups"
         );
-        let base = if full.is_some() { covered } else { current };
-        let collector = match Collector::open(&owner.connector, base, owner.settings.compression).await {
-            Err(BackupError::Compacted(_)) => {
-                Collector::open(&owner.connector, current, owner.settings.compression).await?
-            }
-            opened => opened?,
-        };
+        let hole = full.is_none();
+        let base = if hole { current } else { covered };
+        let collector = Collector::open(&owner.connector, base, owner.settings.compression).await?;
         // What they had before compression isn't known: a lower bound.
         let accumulated = deltas.iter().map(|delta| delta.object.size).sum();
         for newest in full.iter().chain(deltas.last()) {
@@ -106,10 +105,13 @@ impl Snapshotter {
             accumulated,
             covered_until: None,
             full_due,
+            hole,
+            retry: (None, FIRST_RETRY),
         };
         this.tell();
-        if covered == current && !full_due {
-            // Nothing is to be stored that could show that it works again.
+        let nothing_to_store = covered == current || owner.settings.delta_period.is_none();
+        if nothing_to_store && !full_due {
+            // Nothing that could show that it works again.
             owner.works().await;
         }
         Ok(this)
@@ -134,7 +136,7 @@ impl Snapshotter {
                     delta_due = false;
                 }
             }
-            let next_full = self.owner.known().next_full;
+            let next_full = self.owner.next_full();
             let held = job.as_ref().map_or(0, |job| job.held);
             tokio::select! {
                 answer = self.collector.next(), if self.has_room(held) => match answer {
@@ -158,6 +160,8 @@ impl Snapshotter {
                     delta_due = self.owner.settings.delta_period.is_some();
                     self.look().await?;
                 }
+                // To look for the next job again.
+                () = until(self.retry.0), if job.is_none() => self.retry.0 = None,
                 () = until(next_full) => {
                     self.full_due = true;
                     let next = self.owner.settings.schedule.next_after(Timestamp::now());
@@ -180,8 +184,9 @@ impl Snapshotter {
         delta_due: bool,
     ) -> Result<Option<Job>, BackupError> {
         let of = |kind| move |order: &Order| order.kind == kind;
-        if self.full_due || waiting.iter().any(of(Kind::Full)) {
-            self.full_due = false;
+        let due = (self.full_due || self.hole) && self.retry.0.is_none();
+        if due || waiting.iter().any(of(Kind::Full)) {
+            let due = mem::take(&mut self.full_due);
             let (ordered, rest): (Vec<_>, Vec<_>) = waiting.drain(..).partition(of(Kind::Full));
             *waiting = rest;
             let is_final = ordered.iter().any(|order| order.is_final);
@@ -189,11 +194,15 @@ impl Snapshotter {
             let work = Box::pin(take_full(self.owner.clone(), self.fence.clone(), is_final));
             return Ok(Some(Job {
                 kind: Kind::Full,
+                due,
                 begun: Instant::now(),
                 held: 0,
                 work,
                 waiters,
             }));
+        }
+        if self.hole {
+            return Ok(None);
         }
         let ordered = waiting.iter().any(of(Kind::Delta));
         if !ordered && !delta_due {
@@ -209,6 +218,7 @@ impl Snapshotter {
             let work = Box::pin(store_delta(self.owner.clone(), self.fence.clone(), delta));
             Ok(Some(Job {
                 kind: Kind::Delta,
+                due: false,
                 begun: Instant::now(),
                 held,
                 work,
@@ -243,55 +253,66 @@ impl Snapshotter {
         self.owner.metrics.snapshot_ended(job.kind, outcome.is_ok(), took);
         let stored = match outcome {
             Ok(stored) => stored,
-            Err(error) => {
-                // A full that failed is still due; a delta that failed is lost to this term, whose successor watches
-                // from where the store ends.
-                self.full_due |= job.kind == Kind::Full && job.waiters.is_empty();
-                self.owner.failed(&error).await;
-                let again = job.kind == Kind::Full && !matches!(error, BackupError::NotLeader);
-                let mut error = Some(error);
-                for waiter in job.waiters {
-                    let cause = error
-                        .take()
-                        .unwrap_or(BackupError::Abandoned("the one that it shared failed"));
-                    let _ = waiter.send(Err(cause));
-                }
-                if again {
-                    sleep(FIRST_RETRY).await;
-                    return Ok(());
-                }
-                return Err(error.unwrap_or(BackupError::NotLeader));
-            }
+            Err(error) => return self.failed(job, error).await,
         };
         if let Some(stored) = &stored {
-            self.account(job.kind, stored, took).await?;
+            self.account(job.kind, stored, took).await;
         }
         for waiter in job.waiters {
             let _ = waiter.send(Ok(stored.as_ref().map(|stored| stored.snapshot.clone())));
         }
+        if let (Some(stored), Kind::Full) = (&stored, job.kind) {
+            self.follow(stored).await?;
+        }
+        self.look().await
+    }
+
+    /// Goes on behind a full snapshot. Events beyond it that were collected together with covered ones stay in one delta:
+    /// readers skip what they have. Its start must follow the snapshot before it, so it is collected anew instead.
+    async fn follow(&mut self, full: &Stored) -> Result<(), BackupError> {
+        let revision = full.snapshot.name.last_revision;
+        if !self.collector.covered(revision) {
+            self.collector =
+                Collector::open(&self.owner.connector, revision, self.owner.settings.compression).await?;
+        }
         Ok(())
     }
 
-    async fn account(&mut self, kind: Kind, stored: &Stored, took: Duration) -> Result<(), BackupError> {
+    /// A full that failed is still due; a delta that failed is lost to this term, whose successor watches from where the
+    /// store ends.
+    async fn failed(&mut self, job: Job, error: BackupError) -> Result<(), BackupError> {
+        self.full_due |= job.due;
+        self.owner.failed(&error).await;
+        let goes_on = job.kind == Kind::Full && !matches!(error, BackupError::NotLeader);
+        let mut error = Some(error);
+        for waiter in job.waiters {
+            let cause = error
+                .take()
+                .unwrap_or(BackupError::Abandoned("the one that it shared failed"));
+            let _ = waiter.send(Err(cause));
+        }
+        if !goes_on {
+            return Err(error.unwrap_or(BackupError::NotLeader));
+        }
+        let (again, pause) = &mut self.retry;
+        *again = Timestamp::now().checked_add(*pause).ok();
+        *pause = (*pause * 2).min(LAST_RETRY);
+        Ok(())
+    }
+
+    async fn account(&mut self, kind: Kind, stored: &Stored, took: Duration) {
         let Stored { snapshot, size } = stored;
         let revision = snapshot.name.last_revision;
         info!(name = %snapshot.name, revision, bytes = snapshot.object.size, ?took, "stored a snapshot");
         self.owner.metrics.snapshot_stored(&snapshot.name);
         match kind {
             Kind::Full => {
-                self.accumulated = 0;
+                (self.accumulated, self.hole, self.retry) = (0, false, (None, FIRST_RETRY));
                 self.owner.learn(|known| {
                     known.full = Some(snapshot.clone());
                     known.deltas.retain(|delta| delta.name.last_revision > revision);
                     known.covered = known.covered.max(revision);
                 });
-                // Events beyond the full that were collected together with covered ones stay in one delta: readers skip
-                // what they have. Its start must follow the snapshot before it, so it is collected anew instead.
-                if !self.collector.covered(revision) {
-                    self.collector =
-                        Collector::open(&self.owner.connector, revision, self.owner.settings.compression)
-                            .await?;
-                }
             }
             Kind::Delta => {
                 self.accumulated += size;
@@ -306,14 +327,21 @@ impl Snapshotter {
             Kind::Full => status.snapshots.last_full = info,
             Kind::Delta => status.snapshots.last_delta = info,
         });
-        self.look().await?;
+        self.tell();
         self.owner.works().await;
-        Ok(())
     }
 
     /// Compares the cluster's revision with what is stored.
     async fn look(&mut self) -> Result<(), BackupError> {
-        let current = self.fence.check().await?;
+        let current = match self.fence.check().await {
+            Ok(current) => current,
+            // A slow disk, or no quorum for a moment: it may still be led from here. If etcd is gone, the watch breaks.
+            Err(BackupError::Etcd(error @ EtcdError::Timeout { .. })) => {
+                debug!(%error, "the cluster's revision can't be read at the moment");
+                return Ok(());
+            }
+            Err(error) => return Err(error),
+        };
         self.owner
             .metrics
             .set_watch_behind(current - self.collector.last());
@@ -353,7 +381,7 @@ impl Snapshotter {
         let current = self.fence.check().await?;
         self.collector =
             Collector::open(&self.owner.connector, current, self.owner.settings.compression).await?;
-        self.full_due = true;
+        self.hole = true;
         Ok(())
     }
 }
@@ -372,8 +400,29 @@ async fn until(time: Option<Timestamp>) {
     }
 }
 
+type NewestSet = (Option<StoredSnapshot>, Vec<StoredSnapshot>);
+
+/// What of the store's newest set is of this cluster's history: all or nothing.
+async fn own_set(owner: &Owner, set: NewestSet, current: i64) -> Result<NewestSet, BackupError> {
+    let Some(newest) = set.1.last().or(set.0.as_ref()) else {
+        return Ok(set);
+    };
+    let stored = newest.name.last_revision;
+    if stored > current {
+        return Err(BackupError::StoreAhead {
+            stored,
+            cluster: current,
+        });
+    }
+    let Some(why) = history::differs(owner, newest).await? else {
+        return Ok(set);
+    };
+    owner.foreign(&why).await;
+    Ok((None, Vec::new()))
+}
+
 /// The newest full snapshot and the deltas beyond it.
-pub(super) fn newest_set(listing: &Listing) -> (Option<StoredSnapshot>, Vec<StoredSnapshot>) {
+pub(super) fn newest_set(listing: &Listing) -> NewestSet {
     let usable = || listing.snapshots.iter().filter(|snapshot| !snapshot.excluded);
     let full = usable()
         .rfind(|snapshot| snapshot.name.kind == Kind::Full)

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use snapstore::{Body, Class, SnapshotName, StoredSnapshot, manifest::Facts};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, instrument};
@@ -29,14 +29,11 @@ pub(super) async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Out
     let spooled = timeout(deadline, fetched)
         .await
         .map_err(|_| BackupError::Timeout(deadline))??;
-    let name = SnapshotName::full(
-        spooled.summary.revision,
-        Timestamp::now(),
-        owner.settings.compression,
-    )
-    .with_final(is_final);
+    let revision = spooled.summary.revision;
+    let name = SnapshotName::full(revision, new_time(&owner), owner.settings.compression);
+    let name = name.with_final(is_final);
     let facts = Facts {
-        keys: keys(&owner, spooled.summary.revision).await,
+        keys: keys(&owner, revision).await,
         database_sha256: Some(spooled.summary.sha256.to_string()),
         ..owner.facts()
     };
@@ -47,6 +44,15 @@ pub(super) async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Out
         snapshot,
         size: spooled.summary.db_size,
     }))
+}
+
+/// A time that no full snapshot has in its name yet. Users and roles change without a revision, and names have whole
+/// seconds: another snapshot would be taken for an earlier try to store this one.
+fn new_time(owner: &Owner) -> Timestamp {
+    let known = owner.follow();
+    let newest = known.borrow().full.as_ref().map(|full| full.name.created_on);
+    let next = newest.and_then(|newest| newest.checked_add(SignedDuration::from_secs(1)).ok());
+    next.map_or_else(Timestamp::now, |next| next.max(Timestamp::now()))
 }
 
 /// Nothing depends on it.

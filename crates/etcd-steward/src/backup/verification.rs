@@ -8,12 +8,16 @@ use std::{
     time::Duration,
 };
 
-use api::{conditions::member as condition, v1alpha1::ConditionStatus};
+use api::{
+    conditions::member as condition,
+    v1alpha1::{ConditionStatus, find_condition},
+};
 use operator::reconcile::chain as causes;
 use snapstore::{Kind, Listing, SnapshotName, StoredSnapshot};
 use tokio::{
     runtime::Handle,
-    sync::oneshot,
+    sync::{OwnedMutexGuard, oneshot},
+    task::JoinError,
     time::{Instant, sleep, timeout},
 };
 use tracing::{debug, info, warn};
@@ -25,17 +29,32 @@ use crate::chain::{self, Catalog, FindError, Verdict, Wanted};
 const FIRST: Duration = Duration::from_secs(5);
 /// How often deltas are read back while no new full snapshot begins a chain.
 const PERIOD: Duration = Duration::from_hours(1);
-/// Pause after the store couldn't be read.
+/// Pause after the store couldn't be read, or a chain was damaged. The latter doubles.
 const RETRY: Duration = Duration::from_mins(1);
+/// What was found out before stands for so long while the store can't be read.
+const STANDS: Duration = Duration::from_hours(1);
 
 /// Snapshots that were read back and found whole. What one term has proven the next one needn't prove again.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Proven(Arc<Mutex<BTreeSet<SnapshotName>>>);
+pub(super) struct Proven {
+    names: Arc<Mutex<BTreeSet<SnapshotName>>>,
+    reading: Arc<tokio::sync::Mutex<()>>,
+}
 
 impl Proven {
     /// What is proven at the moment.
     pub(super) fn names(&self) -> BTreeSet<SnapshotName> {
         self.lock().clone()
+    }
+
+    /// Whether it was read back.
+    fn has(&self, name: &SnapshotName) -> bool {
+        self.lock().contains(name)
+    }
+
+    /// Reading is done one after the other.
+    async fn turn(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.reading).lock_owned().await
     }
 
     /// One more was read back.
@@ -44,7 +63,7 @@ impl Proven {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<SnapshotName>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets what the store doesn't list any more.
@@ -70,22 +89,32 @@ enum Found {
 pub(super) async fn run(owner: &Owner) -> Infallible {
     sleep(FIRST).await;
     let mut known = owner.follow();
-    let mut was_damaged = false;
+    owner.metrics.set_chain_whole(false);
+    let (mut unread_since, mut damaged) = (None, None);
     loop {
         let chain = known.borrow().full.as_ref().map(|full| full.name.clone());
         let found = newest_chain(owner).await;
-        let pause = if matches!(found, Found::Unknown(_)) {
-            RETRY
+        let (is_unknown, is_damaged) = (
+            matches!(found, Found::Unknown(_)),
+            matches!(found, Found::Damaged(_)),
+        );
+        let unread_for = if is_unknown {
+            unread_since.get_or_insert_with(Instant::now).elapsed()
         } else {
-            PERIOD
+            unread_since = None;
+            Duration::ZERO
         };
-        let is_damaged = matches!(found, Found::Damaged(_));
-        tell(owner, found).await;
-        if was_damaged && is_damaged {
-            // What was stored instead is of no use either: another one isn't taken at once.
-            sleep(RETRY).await;
-        }
-        was_damaged = is_damaged;
+        tell(owner, found, unread_for).await;
+        damaged = match damaged {
+            _ if !is_damaged => None,
+            None => Some(RETRY),
+            Some(pause) => {
+                // What was stored instead is of no use either: another one isn't taken at once.
+                sleep(pause).await;
+                Some((pause * 2).min(PERIOD))
+            }
+        };
+        let pause = if is_unknown { RETRY } else { PERIOD };
         let next = known.wait_for(|known| known.full.as_ref().map(|full| &full.name) != chain.as_ref());
         // The owner lives as long as its terms.
         let _ = timeout(pause, next).await;
@@ -103,13 +132,12 @@ async fn newest_chain(owner: &Owner) -> Found {
     };
     let mut end = 0;
     for stored in std::iter::once(full).chain(deltas) {
-        if !owner.proven.lock().contains(&stored.name) {
+        if !owner.proven.has(&stored.name) {
             match read_back(owner, &stored).await {
                 Verdict::Sound { revision } => debug!(name = %stored.name, revision, "read back"),
                 Verdict::Damaged { reason } => return Found::Damaged(format!("{}: {reason}", stored.name)),
                 Verdict::Unknown { reason } => return Found::Unknown(format!("{}: {reason}", stored.name)),
             }
-            owner.proven.add(stored.name.clone());
         }
         end = stored.name.last_revision;
     }
@@ -124,21 +152,39 @@ async fn newest_chain(owner: &Owner) -> Found {
     }
 }
 
+/// Reads one object back. A check that a term has begun is carried to its end, and what it finds is kept, however often the
+/// leadership moves meanwhile; the next one waits for it.
 async fn read_back(owner: &Owner, stored: &StoredSnapshot) -> Verdict {
-    let begun = Instant::now();
-    let kind = stored.name.kind;
-    let checked = chain::read_back(&owner.store, stored, &Handle::current()).await;
-    let verdict = checked.unwrap_or_else(|error| Verdict::Unknown {
-        reason: format!("the check broke off: {error}"),
-    });
-    if !matches!(verdict, Verdict::Unknown { .. }) {
-        let sound = matches!(verdict, Verdict::Sound { .. });
-        owner.metrics.verified(kind, sound, begun.elapsed());
+    let turn = owner.proven.turn().await;
+    if owner.proven.has(&stored.name) {
+        let revision = stored.name.last_revision;
+        return Verdict::Sound { revision };
     }
-    verdict
+    let (store, proven) = (Arc::clone(&owner.store), owner.proven.clone());
+    let (stored, metrics) = (stored.clone(), owner.metrics.clone());
+    let checked = tokio::spawn(async move {
+        let _turn = turn;
+        let begun = Instant::now();
+        let checked = chain::read_back(&store, &stored, &Handle::current()).await;
+        let verdict = checked.unwrap_or_else(broke_off);
+        if let Some(sound) = verdict.is_sound() {
+            metrics.verified(stored.name.kind, sound, begun.elapsed());
+            if sound {
+                proven.add(stored.name);
+            }
+        }
+        verdict
+    });
+    checked.await.unwrap_or_else(broke_off)
 }
 
-async fn tell(owner: &Owner, found: Found) {
+fn broke_off(error: JoinError) -> Verdict {
+    Verdict::Unknown {
+        reason: format!("the check broke off: {error}"),
+    }
+}
+
+async fn tell(owner: &Owner, found: Found, unread_for: Duration) {
     let (status, reason, message) = match found {
         Found::Nothing => return,
         Found::Whole(revision) => (
@@ -148,8 +194,11 @@ async fn tell(owner: &Owner, found: Found) {
         ),
         Found::Unknown(why) => {
             warn!(why, "the newest backups can't be read back");
-            // What was found out before still stands.
-            return;
+            owner.metrics.set_chain_whole(false);
+            if unread_for < STANDS {
+                return;
+            }
+            (ConditionStatus::Unknown, condition::CHAIN_UNREADABLE, why)
         }
         Found::Damaged(what) => {
             warn!(what, "the newest backups are damaged");
@@ -157,21 +206,19 @@ async fn tell(owner: &Owner, found: Found) {
             (ConditionStatus::False, condition::CHAIN_DAMAGED, what)
         }
     };
-    let was_damaged = owner.status.read(|member| {
-        let known = member
-            .conditions
-            .iter()
-            .find(|known| known.type_ == condition::BACKUP_VERIFIED);
-        known.is_some_and(|known| known.status == ConditionStatus::False)
+    let was_well = owner.status.read(|member| {
+        find_condition(&member.conditions, condition::BACKUP_VERIFIED)
+            .is_none_or(|known| known.status == ConditionStatus::True)
     });
-    owner.metrics.set_chain_whole(status == ConditionStatus::True);
+    let is_well = status == ConditionStatus::True;
+    owner.metrics.set_chain_whole(is_well);
     owner
         .status
-        .condition(condition::BACKUP_VERIFIED, status.clone(), reason, &message);
+        .condition(condition::BACKUP_VERIFIED, status, reason, &message);
     if let Some(kubernetes) = &owner.kubernetes {
-        match (status == ConditionStatus::True, was_damaged) {
-            (false, false) => kubernetes.warn("Verify", reason, &message).await,
-            (true, true) => kubernetes.tell("Verify", reason, &message).await,
+        match (is_well, was_well) {
+            (false, true) => kubernetes.warn("Verify", reason, &message).await,
+            (true, false) => kubernetes.tell("Verify", reason, &message).await,
             _ => {}
         }
     }

@@ -26,7 +26,7 @@ pub enum FindError {
 }
 
 /// What the manifest of a snapshot says, or why the snapshot isn't to be used.
-pub(super) async fn admitted(
+pub(crate) async fn admitted(
     store: &Arc<dyn SnapStore>,
     stored: &StoredSnapshot,
 ) -> Result<Result<Option<Manifest>, String>, snapstore::Error> {

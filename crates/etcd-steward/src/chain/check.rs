@@ -32,6 +32,17 @@ pub(crate) enum Verdict {
     Unknown { reason: String },
 }
 
+impl Verdict {
+    /// Whether it is whole, if that is known.
+    pub(crate) fn is_sound(&self) -> Option<bool> {
+        match self {
+            Self::Sound { .. } => Some(true),
+            Self::Damaged { .. } => Some(false),
+            Self::Unknown { .. } => None,
+        }
+    }
+}
+
 /// Why a snapshot isn't sound.
 #[derive(Debug, thiserror::Error)]
 enum Fault {
