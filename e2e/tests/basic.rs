@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use api::v1alpha1::{Condition, ConditionStatus, Etcd, EtcdMember};
 use e2e::{
     Lab,
@@ -14,7 +14,7 @@ use k8s_openapi::api::{
     core::v1::{PersistentVolumeClaim, Pod, Secret, Service},
 };
 use kube::{
-    ResourceExt as _,
+    ResourceExt,
     api::{DeleteParams, ListParams},
 };
 use serde_json::{Value, json};
@@ -44,6 +44,7 @@ async fn life_with(lab: Lab, size: u32, store: Store, backup: &Value) -> anyhow:
     until_stored(&lab, store, 6).await?;
 
     lose_a_pod(&lab, size).await?;
+    lose_a_record(&lab, size).await?;
     lose_a_service(&lab).await?;
     delete_and_find_the_data(&lab, store).await
 }
@@ -95,6 +96,27 @@ async fn lose_a_pod(lab: &Lab, size: u32) -> anyhow::Result<()> {
     lab.check_cluster("t1", usize::try_from(size)?).await
 }
 
+/// What a member has told of itself is told again when somebody has deleted its EtcdMember, though nothing has changed.
+async fn lose_a_record(lab: &Lab, size: u32) -> anyhow::Result<()> {
+    let name = format!("t1-{}", size - 1);
+    let members = lab.api::<EtcdMember>();
+    let before = members.get(&name).await?;
+    members.delete(&name, &DeleteParams::default()).await?;
+    let (uid, cluster) = (before.uid(), cluster_id(&before));
+    lab.until(&name, "be told anew", move |member: &EtcdMember| {
+        member.uid() != uid && cluster_id(member) == cluster
+    })
+    .await?;
+    Ok(())
+}
+
+fn cluster_id(member: &EtcdMember) -> Option<String> {
+    member
+        .status
+        .as_ref()
+        .and_then(|status| status.cluster_id.clone())
+}
+
 fn ready(pod: &Pod) -> bool {
     let conditions = pod
         .status
@@ -126,10 +148,12 @@ async fn lose_a_service(lab: &Lab) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Deleting an Etcd leaves its volumes and its backups, and the Etcd that is made again finds its data.
+/// Deleting an Etcd leaves its volumes and its backups, and the Etcd that is made again finds its data. If the volume of
+/// ordinal 0 is lost meanwhile, the others are the cluster all the same, and nothing is restored beside them.
 async fn delete_and_find_the_data(lab: &Lab, store: Store) -> anyhow::Result<()> {
     let manifest = lab.api::<Etcd>().get("t1").await?;
     let replicas = manifest.spec.replicas;
+    let cluster = cluster_id(&lab.api::<EtcdMember>().get("t1-0").await?);
     let stored = lab.stored(store).await?.snapshots.len();
     lab.api::<Etcd>().delete("t1", &DeleteParams::default()).await?;
     lab.until_gone::<Etcd>("t1").await?;
@@ -137,16 +161,22 @@ async fn delete_and_find_the_data(lab: &Lab, store: Store) -> anyhow::Result<()>
         lab.api::<StatefulSet>().get_opt("t1").await?.is_none(),
         "the StatefulSet is still there"
     );
-    let claims = lab
-        .api::<PersistentVolumeClaim>()
-        .list(&ListParams::default())
-        .await?
-        .items
-        .len();
+    let claims = lab.api::<PersistentVolumeClaim>();
+    let left = claims.list(&ListParams::default()).await?.items;
     ensure!(
-        claims == usize::try_from(replicas)?,
-        "{claims} volume claims are left"
+        left.len() == usize::try_from(replicas)?,
+        "{} volume claims are left",
+        left.len()
     );
+    if replicas > 1 {
+        let name = left
+            .iter()
+            .map(ResourceExt::name_any)
+            .find(|name| name.ends_with("-t1-0"));
+        let name = name.context("no claim of t1-0")?;
+        claims.delete(&name, &DeleteParams::default()).await?;
+        lab.until_gone::<PersistentVolumeClaim>(&name).await?;
+    }
     ensure!(
         lab.stored(store).await?.snapshots.len() >= stored,
         "backups are gone"
@@ -160,6 +190,11 @@ async fn delete_and_find_the_data(lab: &Lab, store: Store) -> anyhow::Result<()>
     ensure!(
         lab.count_keys("t1-0", "/life/").await? == 5,
         "the Etcd made again lacks keys"
+    );
+    let first = lab.api::<EtcdMember>().get("t1-0").await?;
+    ensure!(
+        cluster_id(&first) == cluster && first.status.unwrap_or_default().last_restoration.is_none(),
+        "it isn't the cluster that it was"
     );
     Ok(())
 }
