@@ -10,10 +10,9 @@ use api::{
 use k8s_openapi::api::{apps::v1::StatefulSet, coordination::v1::Lease, core::v1::Pod};
 use kube::{
     ResourceExt as _,
-    runtime::reflector::{ObjectRef, Store, store::WriterDropped},
+    runtime::reflector::{ObjectRef, Store},
 };
 use operator::reconcile::Guarded;
-use tokio::sync::OnceCell;
 
 /// The caches that the custodian reads.
 #[derive(Clone, Debug)]
@@ -23,8 +22,6 @@ pub struct Caches {
     pub pods: Store<Pod>,
     pub sets: Store<StatefulSet>,
     pub leases: Store<Lease>,
-    /// Whether every cache has been filled once.
-    pub filled: OnceCell<()>,
 }
 
 /// An Etcd and what is there of it.
@@ -47,18 +44,6 @@ pub struct Member {
 }
 
 impl Caches {
-    /// Waits for the first complete listing of every kind: what isn't known yet must not be taken for absent.
-    /// Many may wait at a time, though a store can wake only one.
-    pub async fn complete(&self) -> Result<(), WriterDropped> {
-        let fill = async || {
-            self.members.wait_until_ready().await?;
-            self.pods.wait_until_ready().await?;
-            self.sets.wait_until_ready().await?;
-            self.leases.wait_until_ready().await
-        };
-        self.filled.get_or_try_init(fill).await.copied()
-    }
-
     /// What is there of an Etcd.
     pub fn cluster(&self, etcd: &Arc<Etcd>) -> Cluster {
         let (namespace, name) = (etcd.namespace().unwrap_or_default(), etcd.name_any());
@@ -126,55 +111,4 @@ fn set_replicas(set: Option<&StatefulSet>) -> u32 {
 
 fn count(replicas: i32) -> u32 {
     u32::try_from(replicas).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use futures::future::join_all;
-    use kube::runtime::{
-        reflector::{store, store::Writer},
-        watcher::Event,
-    };
-    use tokio::time::timeout;
-
-    use super::*;
-
-    fn fill<K>(mut writer: Writer<K>)
-    where
-        K: kube::Resource<DynamicType = ()> + Clone + 'static,
-    {
-        writer.apply_watcher_event(&Event::Init);
-        writer.apply_watcher_event(&Event::InitDone);
-    }
-
-    /// Reconciles of several Etcds wait together after a start; one that isn't woken would never come back.
-    #[tokio::test]
-    async fn all_who_wait_for_the_caches_are_woken() {
-        let ((etcds, _etcds), (members, of_members)) = (store(), store());
-        let ((pods, of_pods), (sets, of_sets), (leases, of_leases)) = (store(), store(), store());
-        let caches = Arc::new(Caches {
-            etcds,
-            members,
-            pods,
-            sets,
-            leases,
-            filled: OnceCell::new(),
-        });
-        let waiting: Vec<_> = (0..5)
-            .map(|_| {
-                let caches = Arc::clone(&caches);
-                tokio::spawn(async move { caches.complete().await.is_ok() })
-            })
-            .collect();
-        tokio::task::yield_now().await;
-        assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
-        fill(of_members);
-        fill(of_pods);
-        fill(of_sets);
-        fill(of_leases);
-        let woken = timeout(Duration::from_secs(5), join_all(waiting)).await.unwrap();
-        assert!(woken.into_iter().all(|complete| complete.unwrap()));
-    }
 }

@@ -23,7 +23,7 @@ use kube::{
     runtime::{
         Controller,
         controller::Action,
-        reflector::{ObjectRef, Store, store::WriterDropped},
+        reflector::{ObjectRef, Store},
         watcher,
     },
 };
@@ -33,7 +33,6 @@ use operator::{
     cache::{everything, selected, until, watch},
     reconcile::{Guarded, Reason, Reconciler},
 };
-use tokio::sync::OnceCell;
 
 use crate::{
     cluster::Caches,
@@ -84,7 +83,6 @@ pub async fn run(context: Context, config: Config) -> anyhow::Result<()> {
             pods,
             sets,
             leases,
-            filled: OnceCell::new(),
         },
         thresholds: Thresholds {
             unknown: config.unknown_threshold.into(),
@@ -140,19 +138,12 @@ fn is_ready(etcd: &Guarded<Etcd>, member: &str) -> bool {
 
 /// Why an Etcd's status wasn't brought up to date.
 #[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error("the caches are gone: the process ends")]
-    Caches(#[from] WriterDropped),
-    #[error(transparent)]
-    Status(#[from] ApplyError),
-}
+#[error(transparent)]
+struct StatusNotWritten(#[from] ApplyError);
 
-impl Reason for Error {
+impl Reason for StatusNotWritten {
     fn reason(&self) -> &'static str {
-        match self {
-            Self::Caches(_) => "CachesGone",
-            Self::Status(_) => "StatusNotWritten",
-        }
+        "StatusNotWritten"
     }
 }
 
@@ -175,13 +166,12 @@ struct Custodian {
 
 #[async_trait]
 impl Reconciler for Custodian {
-    type Error = Error;
+    type Error = StatusNotWritten;
     type Object = Etcd;
 
     const NAME: &'static str = "custodian";
 
-    async fn reconcile(&self, etcd: Arc<Etcd>) -> Result<Action, Error> {
-        self.caches.complete().await?;
+    async fn reconcile(&self, etcd: Arc<Etcd>) -> Result<Action, StatusNotWritten> {
         let before = self.before(&etcd);
         let cluster = self.caches.cluster(&etcd);
         let report = Report::new(&cluster, &before.status, self.thresholds, Timestamp::now());

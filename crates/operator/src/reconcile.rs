@@ -145,6 +145,11 @@ pub async fn run<R: Reconciler>(
 
 impl<R: Reconciler> Driver<R> {
     async fn reconcile(&self, guard: Arc<Guarded<R::Object>>) -> Result<Action, DriverError<R::Error>> {
+        // What isn't listed yet must not be taken for absent.
+        tokio::select! {
+            () = self.context.readiness.settled() => {}
+            () = self.context.shutdown.cancelled() => return Ok(Action::await_change()),
+        }
         let (namespace, name) = (guard.namespace().unwrap_or_default(), guard.name_any());
         let run = format!("{:016x}", rand::random::<u64>());
         // A span's own name is called `name` in JSON.
@@ -237,7 +242,88 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use http::{Request, Response};
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::client::Body;
+
     use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("never")]
+    struct Never;
+
+    impl Reason for Never {
+        fn reason(&self) -> &'static str {
+            "Never"
+        }
+    }
+
+    struct Idle;
+
+    #[async_trait]
+    impl Reconciler for Idle {
+        type Error = Never;
+        type Object = ConfigMap;
+
+        const NAME: &'static str = "idle";
+
+        async fn reconcile(&self, _: Arc<ConfigMap>) -> Result<Action, Never> {
+            Ok(Action::requeue(FIRST_RETRY))
+        }
+    }
+
+    fn driver() -> Arc<Driver<Idle>> {
+        let (service, _) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let client = kube::Client::new(service, "default");
+        Arc::new(Driver {
+            reconciler: Idle,
+            context: Context::new(client, "idle", "idle-0", "ns".to_owned()),
+            failures: Mutex::default(),
+        })
+    }
+
+    fn reconciling(driver: &Arc<Driver<Idle>>) -> tokio::task::JoinHandle<Option<Action>> {
+        let driver = Arc::clone(driver);
+        let object = ConfigMap {
+            metadata: kube::api::ObjectMeta {
+                name: Some("a".to_owned()),
+                ..kube::api::ObjectMeta::default()
+            },
+            ..ConfigMap::default()
+        };
+        let object = Arc::new(DeserializeGuard(Ok(object)));
+        tokio::spawn(async move { driver.reconcile(object).await.ok() })
+    }
+
+    /// After a start an object may be listed before its children are: they would be taken for absent. All who wait are
+    /// woken.
+    #[tokio::test]
+    async fn nobody_acts_before_everything_is_listed() {
+        let driver = driver();
+        let readiness = &driver.context.readiness;
+        readiness.wait_for("pods");
+        readiness.wait_for("leases");
+        let waiting: Vec<_> = (0..5).map(|_| reconciling(&driver)).collect();
+        readiness.done("pods");
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+        readiness.done("leases");
+        for woken in waiting {
+            assert_eq!(woken.await.unwrap(), Some(Action::requeue(FIRST_RETRY)));
+        }
+    }
+
+    /// What waits for listings that never come must not hold up the end of the process.
+    #[tokio::test]
+    async fn waiting_ends_with_the_process() {
+        let driver = driver();
+        driver.context.readiness.wait_for("pods");
+        let waiting = reconciling(&driver);
+        driver.context.shutdown.cancel();
+        assert_eq!(waiting.await.unwrap(), Some(Action::await_change()));
+    }
 
     #[test]
     fn backoff_grows_to_a_limit() {

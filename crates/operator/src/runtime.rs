@@ -57,6 +57,22 @@ impl Debug for Context {
     }
 }
 
+impl Context {
+    /// The context of a controller; `instance` is the pod.
+    pub fn new(client: Client, component: &'static str, instance: &str, namespace: String) -> Self {
+        Self {
+            applier: Applier::new(client.clone(), component),
+            events: Events::new(client.clone(), component, instance),
+            metrics: Metrics::of_controller(),
+            readiness: Readiness::default(),
+            shutdown: CancellationToken::new(),
+            namespace,
+            concurrency: CONCURRENCY,
+            client,
+        }
+    }
+}
+
 /// Runs a controller binary: `run` gets the context and the controller's own configuration once this replica leads.
 pub fn main<T, F, Fut>(component: &'static str, version: &'static str, run: F) -> ExitCode
 where
@@ -116,16 +132,9 @@ where
         .build();
     let instance =
         std::env::var("POD_NAME").unwrap_or_else(|_| format!("{component}-{}", std::process::id()));
-    let shutdown = on_signal()?;
     let context = Context {
-        applier: Applier::new(client.clone(), component),
-        events: Events::new(client.clone(), component, &instance),
-        metrics: Metrics::of_controller(),
-        readiness: Readiness::default(),
-        shutdown: shutdown.clone(),
-        namespace: own_namespace(&bare),
-        concurrency: CONCURRENCY,
-        client,
+        shutdown: on_signal()?,
+        ..Context::new(client, component, &instance, own_namespace(&bare))
     };
     // The endpoint outlives the controllers, so that their end can be watched.
     let server_end = CancellationToken::new();

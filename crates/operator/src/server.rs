@@ -3,7 +3,6 @@
 use std::{
     collections::BTreeSet,
     net::{SocketAddr, ToSocketAddrs as _},
-    sync::{Arc, Mutex, PoisonError},
 };
 
 use axum::{
@@ -13,7 +12,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
@@ -22,34 +21,33 @@ use crate::{config::Server, metrics::Metrics};
 /// Things that must come about before the process is ready, by name. A standby replica is ready.
 #[derive(Debug, Clone, Default)]
 pub struct Readiness {
-    pending: Arc<Mutex<BTreeSet<String>>>,
+    pending: watch::Sender<BTreeSet<String>>,
 }
 
 impl Readiness {
     /// Holds readiness back until [`Readiness::done`] is called with the same name.
     pub fn wait_for(&self, what: impl Into<String>) {
-        self.pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(what.into());
+        self.pending.send_modify(|pending| {
+            pending.insert(what.into());
+        });
     }
 
     /// `what` has come about.
     pub fn done(&self, what: &str) {
-        self.pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(what);
+        self.pending.send_modify(|pending| {
+            pending.remove(what);
+        });
     }
 
     /// What is still missing.
     pub fn pending(&self) -> Vec<String> {
-        self.pending
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .iter()
-            .cloned()
-            .collect()
+        self.pending.borrow().iter().cloned().collect()
+    }
+
+    /// Waits until nothing is missing; any number may wait.
+    pub async fn settled(&self) {
+        // Fails only without a sender, and `self` is one.
+        let _ = self.pending.subscribe().wait_for(BTreeSet::is_empty).await;
     }
 }
 
