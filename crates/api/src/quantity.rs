@@ -42,6 +42,21 @@ const DECIMAL: [(&str, i32); 10] = [
 /// The whole number of bytes (or units) that a quantity stands for, fractions rounded up as Kubernetes does.
 pub fn bytes(quantity: &Quantity) -> Result<u64, InvalidQuantity> {
     let text = quantity.0.as_str();
+    u64::try_from(scaled(text, 0)?)
+        .ok()
+        .filter(|value| i64::try_from(*value).is_ok())
+        .ok_or_else(|| InvalidQuantity::TooLarge(text.to_owned()))
+}
+
+/// Whether two texts stand for the same quantity: the API server writes `0.5` as `500m`.
+pub fn same(one: &str, other: &str) -> bool {
+    // Nothing smaller than a billionth is kept.
+    let value = |text| scaled(text, 9);
+    one == other || matches!((value(one), value(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+/// The quantity times ten to the power of `decimals`, rounded up.
+fn scaled(text: &str, decimals: i32) -> Result<u128, InvalidQuantity> {
     let malformed = || InvalidQuantity::Malformed(text.to_owned());
     if let Some(rest) = text.strip_prefix('-') {
         let zero = !rest.is_empty() && rest.bytes().all(|b| b == b'0');
@@ -60,11 +75,10 @@ pub fn bytes(quantity: &Quantity) -> Result<u64, InvalidQuantity> {
     if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
         return Err(malformed());
     }
-    let scale = Scale::of(suffix).ok_or_else(malformed)?;
+    let mut scale = Scale::of(suffix).ok_or_else(malformed)?;
+    scale.decimal = scale.decimal.saturating_add(decimals);
     scale
         .apply(whole, fraction)
-        .and_then(|value| u64::try_from(value).ok())
-        .filter(|value| i64::try_from(*value).is_ok())
         .ok_or_else(|| InvalidQuantity::TooLarge(text.to_owned()))
 }
 
@@ -190,6 +204,29 @@ mod tests {
                 Err(InvalidQuantity::TooLarge(text.to_owned())),
                 "{text}"
             );
+        }
+    }
+
+    #[test]
+    fn the_same_amount_in_other_words() {
+        for (one, other) in [
+            ("0.5", "500m"),
+            ("1000m", "1"),
+            ("1024Mi", "1Gi"),
+            ("0.5Gi", "512Mi"),
+            ("1e3", "1k"),
+            ("100u", "0.1m"),
+        ] {
+            assert!(same(one, other) && same(other, one), "{one} {other}");
+        }
+        for (one, other) in [
+            ("500m", "400m"),
+            ("1", "1m"),
+            ("1G", "1Gi"),
+            ("x", "y"),
+            ("-1", "-2"),
+        ] {
+            assert!(!same(one, other) && !same(other, one), "{one} {other}");
         }
     }
 

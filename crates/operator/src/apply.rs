@@ -5,6 +5,7 @@
 
 use std::fmt::Debug;
 
+use api::quantity;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
     api::{Patch, PatchParams},
@@ -196,14 +197,20 @@ fn stamp(wanted: &mut Value, api_version: &str, kind: &str) {
     metadata["annotations"][APPLIED_HASH] = Value::from(hash);
 }
 
+/// Fields of containers and claims whose values are quantities, which the API server writes in its own way.
+const AMOUNTS: [&str; 2] = ["limits", "requests"];
+
 /// Whether everything that is wanted is live. What only `live` has (defaults, other managers' fields) doesn't count.
 pub fn contains(live: &Value, wanted: &Value) -> bool {
     match (live, wanted) {
         (_, Value::Null) => true,
-        (Value::Object(live), Value::Object(wanted)) => wanted.iter().all(|(key, wanted)| {
-            live.get(key)
-                .map_or_else(|| is_empty(wanted), |live| contains(live, wanted))
-        }),
+        (Value::Object(live), Value::Object(wanted)) => {
+            wanted.iter().all(|(key, wanted)| match live.get(key) {
+                None => is_empty(wanted),
+                Some(live) if AMOUNTS.contains(&key.as_str()) => contains_amounts(live, wanted),
+                Some(live) => contains(live, wanted),
+            })
+        }
         (Value::Array(live), Value::Array(wanted)) => {
             live.len() == wanted.len()
                 && live
@@ -213,6 +220,16 @@ pub fn contains(live: &Value, wanted: &Value) -> bool {
         }
         _ => live == wanted,
     }
+}
+
+fn contains_amounts(live: &Value, wanted: &Value) -> bool {
+    let (Value::Object(live), Value::Object(wanted)) = (live, wanted) else {
+        return contains(live, wanted);
+    };
+    wanted.iter().all(|(key, wanted)| match (live.get(key), wanted) {
+        (Some(Value::String(live)), Value::String(wanted)) => quantity::same(live, wanted),
+        (live, wanted) => live == Some(wanted),
+    })
 }
 
 /// The API server drops empty maps and lists that are wanted.
@@ -268,6 +285,21 @@ mod tests {
         ] {
             assert!(!contains(&live, &wanted), "{live}");
         }
+    }
+
+    /// What comes back in other words would be applied again on every pass.
+    #[test]
+    fn quantities_are_compared_by_value() {
+        let resources = |cpu: &str, memory: &str| json!({"containers": [{"resources": {"limits": {"memory": memory}, "requests": {"cpu": cpu}}}]});
+        let wanted = resources("0.5", "1024Mi");
+        assert!(contains(&resources("500m", "1Gi"), &wanted));
+        assert!(!contains(&resources("400m", "1Gi"), &wanted));
+        assert!(!contains(
+            &json!({"containers": [{"resources": {"requests": {"cpu": "500m"}}}]}),
+            &wanted
+        ));
+        let text = |text: &str| json!({"data": {"cpu": text}});
+        assert!(!contains(&text("500m"), &text("0.5")), "no quantity");
     }
 
     /// A field that is no longer wanted must be applied away, though all that is still wanted is there.
