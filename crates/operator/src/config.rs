@@ -109,6 +109,19 @@ pub enum LogFormat {
     Text,
 }
 
+impl LeaderElection {
+    /// The others may take over only after the leader has given up, and it needs time for more than one try.
+    fn check(&self) -> Result<(), ConfigError> {
+        let times =
+            [self.lease_duration, self.renew_deadline, self.retry_period].map(std::time::Duration::from);
+        let [lease, renew, retry] = times;
+        if !self.enabled || (lease > renew && renew > retry && !retry.is_zero()) {
+            return Ok(());
+        }
+        Err(ConfigError::Election { lease, renew, retry })
+    }
+}
+
 /// Command-line flags of every controller.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Flags {
@@ -142,6 +155,19 @@ pub enum ConfigError {
     /// An override doesn't have the form KEY=VALUE.
     #[error("--set {0:?}: expected KEY=VALUE, for example --set server.port=9090")]
     Override(String),
+    /// The leader could still act when another one takes over.
+    #[error(
+        "leaderElection: leaseDuration ({lease:?}) must be longer than renewDeadline ({renew:?}), that longer than \
+         retryPeriod ({retry:?}), and that longer than 0"
+    )]
+    Election {
+        /// How long the others wait.
+        lease: std::time::Duration,
+        /// How long the leader tries.
+        renew: std::time::Duration,
+        /// Pause between two tries.
+        retry: std::time::Duration,
+    },
     /// A key is unknown, or a value has the wrong type.
     #[error("configuration key {path:?}: {message}")]
     Key {
@@ -153,17 +179,17 @@ pub enum ConfigError {
 }
 
 /// Reads the configuration of this process.
-pub fn load<C: DeserializeOwned>(flags: &Flags) -> Result<C, ConfigError> {
+pub fn load<T: DeserializeOwned + Default>(flags: &Flags) -> Result<Config<T>, ConfigError> {
     let environment = std::env::vars()
         .filter(|(name, _)| name.starts_with(ENV_PREFIX))
         .collect();
     layered(flags, &environment)
 }
 
-fn layered<C: DeserializeOwned>(
+fn layered<T: DeserializeOwned + Default>(
     flags: &Flags,
     environment: &BTreeMap<String, String>,
-) -> Result<C, ConfigError> {
+) -> Result<Config<T>, ConfigError> {
     let mut root = match &flags.config {
         Some(path) => {
             let text = fs::read_to_string(path).map_err(|source| ConfigError::Read {
@@ -198,10 +224,13 @@ fn layered<C: DeserializeOwned>(
         let path: Vec<_> = key.split('.').map(str::to_owned).collect();
         insert(&mut root, &path, yaml(text, || format!("--set {key}"))?);
     }
-    serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| ConfigError::Key {
-        path: e.path().to_string(),
-        message: e.inner().to_string(),
-    })
+    let config: Config<T> =
+        serde_path_to_error::deserialize(Value::Object(root)).map_err(|e| ConfigError::Key {
+            path: e.path().to_string(),
+            message: e.inner().to_string(),
+        })?;
+    config.leader_election.check()?;
+    Ok(config)
 }
 
 /// The configuration as YAML for the log, with the values of secret-looking keys masked.
@@ -338,6 +367,29 @@ mod tests {
             Err(ConfigError::Override(_))
         ));
         assert!(matches!(read("- a", &[], &[]), Err(ConfigError::Yaml { .. })));
+    }
+
+    /// With a deadline beyond the lease two replicas could act at once.
+    #[test]
+    fn a_leader_gives_up_before_another_takes_over() {
+        for (set, allowed) in [
+            ("leaderElection.leaseDuration=11s", true),
+            ("leaderElection.leaseDuration=10s", false),
+            ("leaderElection.renewDeadline=2s", false),
+            ("leaderElection.retryPeriod=0s", false),
+        ] {
+            let read = read("", &[], &[set]);
+            assert_eq!(read.is_ok(), allowed, "{set}: {read:?}");
+        }
+        let error = read("", &[], &["leaderElection.leaseDuration=5s"])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("leaseDuration (5s) must be longer than renewDeadline (10s)"),
+            "{error}"
+        );
+        let alone = ["leaderElection.leaseDuration=5s", "leaderElection.enabled=false"];
+        assert!(read("", &[], &alone).is_ok());
     }
 
     #[test]
