@@ -6,6 +6,7 @@ pub mod cache;
 pub mod config;
 pub mod events;
 pub mod fence;
+pub mod finalizers;
 pub mod leader;
 pub mod metrics;
 pub mod owner;

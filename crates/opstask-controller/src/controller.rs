@@ -14,16 +14,16 @@ use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use kube::{
     Api, ResourceExt as _,
-    api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions},
+    api::{DeleteParams, ListParams, Preconditions},
     runtime::{controller::Action, reflector::Store},
 };
 use operator::{
     Context,
     apply::ApplyError,
     cache::until,
+    finalizers,
     reconcile::{Reason, Reconciler, Retry},
 };
-use serde_json::json;
 use tokio::sync::Mutex;
 use tracing::info;
 
@@ -280,10 +280,11 @@ impl TaskController {
         let cancelled = !lifecycle::is_over(&task);
         let task = if cancelled { self.cancel(task).await? } else { task };
         self.follower.forget(&key(&task));
-        let rest = without(task.finalizers(), labels::finalizer::OPS_TASK);
-        if rest.len() < task.finalizers().len() {
-            let patched = self.patch_finalizers(&task, rest, "remove the finalizer").await?;
-            if patched.is_some() && cancelled {
+        let own = labels::finalizer::OPS_TASK;
+        if task.finalizers().iter().any(|finalizer| finalizer == own) {
+            let removed = finalizers::remove(&self.context.client, &task, own).await;
+            let removed = removed.map_err(request("remove the finalizer"))?;
+            if removed.is_some() && cancelled {
                 self.metrics.ended(&task, None, Timestamp::now());
                 let note = "deleted before its end: what ran for it was stopped";
                 self.context
@@ -375,36 +376,8 @@ impl TaskController {
 
     /// The finalizer keeps the task until what runs for it is stopped.
     async fn adopt(&self, task: EtcdOpsTask) -> Result<EtcdOpsTask, TaskError> {
-        let own = labels::finalizer::OPS_TASK;
-        if task.finalizers().iter().any(|finalizer| finalizer == own) {
-            return Ok(task);
-        }
-        let mut all = task.finalizers().to_vec();
-        all.push(own.to_owned());
-        let patched = self.patch_finalizers(&task, all, "add the finalizer").await?;
-        Ok(patched.unwrap_or(task))
-    }
-
-    /// Checked against the version that was read, since others may have finalizers too. `None`: the task is gone.
-    async fn patch_finalizers(
-        &self,
-        task: &EtcdOpsTask,
-        finalizers: Vec<String>,
-        action: &'static str,
-    ) -> Result<Option<EtcdOpsTask>, TaskError> {
-        let patch = json!({"metadata": {
-            "resourceVersion": task.resource_version(),
-            "finalizers": finalizers,
-        }});
-        let patched = self
-            .api(task)
-            .patch(&task.name_any(), &PatchParams::default(), &Patch::Merge(&patch))
-            .await;
-        match patched {
-            Ok(task) => Ok(Some(task)),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
-            Err(error) => Err(request(action)(error)),
-        }
+        let added = finalizers::add(&self.context.client, &task, labels::finalizer::OPS_TASK).await;
+        Ok(added.map_err(request("add the finalizer"))?.unwrap_or(task))
     }
 
     /// All tasks of the same Etcd, as the API server has them now.
@@ -446,12 +419,4 @@ impl TaskController {
 
 fn until_expiry(task: &EtcdOpsTask) -> Action {
     lifecycle::expires_at(task).map_or_else(Action::await_change, |expiry| Action::requeue(until(expiry)))
-}
-
-fn without(finalizers: &[String], own: &str) -> Vec<String> {
-    finalizers
-        .iter()
-        .filter(|finalizer| *finalizer != own)
-        .cloned()
-        .collect()
 }
