@@ -3,8 +3,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use api::{
-    labels::{self, annotation},
-    names,
+    labels, names,
     v1alpha1::{Etcd, EtcdMember},
 };
 use k8s_openapi::api::{apps::v1::StatefulSet, coordination::v1::Lease, core::v1::Pod};
@@ -81,13 +80,12 @@ impl Caches {
 }
 
 impl Cluster {
-    /// Members that should be there: none while the Etcd is hibernated or its runtime components are switched off.
+    /// Members that should be there. Of an Etcd that is to sleep: those that it has, until that is carried out.
     pub fn wanted(&self) -> u32 {
-        let off = self
-            .etcd
-            .annotations()
-            .contains_key(annotation::DISABLE_RUNTIME_COMPONENTS);
-        if off { 0 } else { count(self.etcd.spec.replicas) }
+        match count(self.etcd.spec.replicas) {
+            0 => self.scaled_to(),
+            replicas => replicas,
+        }
     }
 
     /// Pods that the StatefulSet is to have; what the spec wants may not have been carried out yet.

@@ -42,6 +42,8 @@ fn parse<T: serde::de::DeserializeOwned>(value: Value) -> T {
 #[derive(Clone)]
 struct Scene {
     replicas: i32,
+    /// What the StatefulSet has, if that isn't carried out yet.
+    scaled_to: Option<i32>,
     store: bool,
     members: Vec<Value>,
     set_revision: &'static str,
@@ -73,6 +75,7 @@ impl Scene {
     fn new(replicas: i32) -> Self {
         Self {
             replicas,
+            scaled_to: None,
             store: false,
             members: (0..u32::try_from(replicas).unwrap()).map(serving).collect(),
             set_revision: "main-new",
@@ -106,11 +109,12 @@ impl Scene {
             lease: object(member, "lease").map(|json| Arc::new(parse::<Lease>(json))),
             pod: object(member, "pod").map(|json| Arc::new(parse::<Pod>(json))),
         });
+        let scaled_to = self.scaled_to.unwrap_or(self.replicas);
         let set: StatefulSet = parse(json!({
             "metadata": {"generation": 1},
-            "spec": {"replicas": self.replicas, "selector": {}, "serviceName": "", "template": {}},
+            "spec": {"replicas": scaled_to, "selector": {}, "serviceName": "", "template": {}},
             "status": {
-                "replicas": self.replicas, "readyReplicas": self.replicas, "observedGeneration": 1,
+                "replicas": scaled_to, "readyReplicas": scaled_to, "observedGeneration": 1,
                 "updateRevision": self.set_revision, "currentRevision": "main-old",
             },
         }));
@@ -382,6 +386,30 @@ fn hibernation_keeps_what_was_so() {
     let woken = waking.report(&after, in_secs(90)).status;
     is(&woken, ready::TYPE, ("False", "QuorumLost"));
     assert_eq!(transitions::between(&after, &woken, Some("main-0")), []);
+}
+
+/// With spec reconcile off or suspended the members run on, though the spec wants none: they are judged as before.
+#[test]
+fn what_still_runs_is_judged() {
+    let before = Scene::new(3).status();
+    let mut runs = Scene {
+        replicas: 0,
+        scaled_to: Some(3),
+        ..Scene::new(3)
+    };
+    let status = runs.report(&before, in_secs(1)).status;
+    is(&status, ready::TYPE, ("True", "Quorate"));
+    assert_eq!(status.members_ready.as_deref(), Some("3/3"));
+    runs = runs.set(1, GONE, Value::Null).set(2, GONE, Value::Null);
+    let broken = runs.report(&status, in_secs(2)).status;
+    is(&broken, ready::TYPE, ("False", "QuorumLost"));
+    let mut cluster = Scene::new(3).cluster();
+    let mut etcd = (*cluster.etcd).clone();
+    let off = "druid.gardener.cloud/disable-etcd-runtime-component-creation";
+    etcd.metadata.annotations = Some([(off.to_owned(), String::new())].into());
+    cluster.etcd = Arc::new(etcd);
+    let report = Report::new(&cluster, &before, THRESHOLDS, now());
+    is(&report.status, ready::TYPE, ("True", "Quorate"));
 }
 
 /// A leader that is gone can't say that it leads no more.
