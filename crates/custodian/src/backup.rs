@@ -7,7 +7,7 @@
 use std::{cmp::Reverse, time::Duration};
 
 use api::{
-    conditions::{backup_ready, member as says},
+    conditions::{backup_ready, member as says, shared},
     duration::InvalidDuration,
     schedule::{InvalidSchedule, Schedule},
     v1alpha1::{
@@ -151,7 +151,7 @@ fn judge(
         return (condition(ConditionStatus::False, reason, message), None);
     }
     let (Some((full, _)), Some(covered)) = (evidence.full, evidence.covered) else {
-        return waiting(plan, before, now);
+        return first(plan, before, now);
     };
     let full_late = plan
         .schedule
@@ -161,6 +161,13 @@ fn judge(
         later(covered, period.saturating_mul(3).saturating_add(REPEATED))
     });
     let stored = stored(evidence, plan);
+    let late = full_late.min(delta_late);
+    if let Some(patience) = patience(plan, before, now).filter(|patience| late <= now && now < *patience) {
+        return pending(
+            format!("nothing newer is stored yet, it is due by {patience:.0}; {stored}"),
+            patience,
+        );
+    }
     let overdue = |what: &str| {
         let message = format!("{what}; {stored}. See the events and the log of the leading member");
         (
@@ -175,27 +182,38 @@ fn judge(
     } else {
         (
             condition(ConditionStatus::True, backup_ready::SUCCEEDED, stored),
-            Some(full_late.min(delta_late)),
+            Some(late),
         )
     }
 }
 
-/// Nothing is stored yet: that is pending for as long as a full snapshot may take, and overdue from then on.
-fn waiting(plan: &Plan, before: Option<&Condition>, now: Timestamp) -> (Condition, Option<Timestamp>) {
-    let since = match before {
-        Some(before) if before.is_false() => Timestamp::MIN,
-        Some(before) if before.status == ConditionStatus::Unknown => {
-            before.last_transition_time.as_ref().map_or(now, |time| time.0)
-        }
-        _ => now,
+/// Until when what is late isn't overdue: an Etcd that has just woken up gets the time that a full snapshot may take.
+fn patience(plan: &Plan, before: Option<&Condition>, now: Timestamp) -> Option<Timestamp> {
+    let before = before?;
+    let since = match before.reason.as_str() {
+        shared::NOT_CHECKED => now,
+        backup_ready::PENDING => before.last_transition_time.as_ref().map_or(now, |time| time.0),
+        _ => return None,
     };
-    let late = later(since, plan.timeout);
+    Some(later(since, plan.timeout))
+}
+
+fn pending(message: String, until: Timestamp) -> (Condition, Option<Timestamp>) {
+    (
+        condition(ConditionStatus::Unknown, backup_ready::PENDING, message),
+        Some(until),
+    )
+}
+
+/// Nothing is stored yet: that is pending for as long as a full snapshot may take, and overdue from then on.
+fn first(plan: &Plan, before: Option<&Condition>, now: Timestamp) -> (Condition, Option<Timestamp>) {
+    let late = patience(plan, before, now).unwrap_or_else(|| match before {
+        Some(before) if before.is_false() => Timestamp::MIN,
+        _ => later(now, plan.timeout),
+    });
     if now < late {
         let message = format!("the first full snapshot isn't stored yet; it is due by {late:.0}");
-        return (
-            condition(ConditionStatus::Unknown, backup_ready::PENDING, message),
-            Some(late),
-        );
+        return pending(message, late);
     }
     let message = "no full snapshot is stored. See the events and the log of the leading member".to_owned();
     (

@@ -66,10 +66,11 @@ impl Report {
             .min();
         let covered = backup.as_ref().and_then(|backup| backup.covered.clone());
         let generation = cluster.etcd.metadata.generation;
+        let dated = dated(cluster, previous);
         let conditions: Vec<_> = conditions(cluster, &members, backup.map(|backup| backup.condition))
             .into_iter()
             .map(|condition| unchecked(cluster, condition, previous))
-            .map(|condition| condition.observed(generation).since(&previous.conditions, moment))
+            .map(|condition| condition.observed(generation).since(&dated, moment))
             .collect();
         let set = cluster.set.as_deref().and_then(|set| set.status.as_ref());
         let status = EtcdStatus {
@@ -131,6 +132,12 @@ fn unchecked(cluster: &Cluster, condition: Condition, previous: &EtcdStatus) -> 
         shared::NOT_CHECKED,
         "the Etcd is scaled to zero: the status is the last one before",
     )
+}
+
+/// The conditions that tell since when something is so. Of a time when nobody looked nothing is known.
+fn dated(cluster: &Cluster, previous: &EtcdStatus) -> Vec<Condition> {
+    let looked = |condition: &&Condition| cluster.wanted() == 0 || condition.reason != shared::NOT_CHECKED;
+    previous.conditions.iter().filter(looked).cloned().collect()
 }
 
 /// Whether all pods are there, ready and of the newest template.

@@ -588,6 +588,38 @@ fn a_first_full_that_never_comes_is_overdue() {
     is(&fourth, backup_ready::TYPE, ("False", "BackupOverdue"));
 }
 
+/// What was stored before an Etcd went to sleep is old when it wakes up: nobody is to be woken for that.
+#[test]
+fn an_etcd_that_wakes_up_gets_time_for_its_backups() {
+    const DAY: i64 = 24 * 60 * 60;
+    let awake = with_backup(Scene::new(1));
+    let before = awake.status();
+    let mut asleep = Scene {
+        replicas: 0,
+        ..awake.clone()
+    }
+    .set(0, GONE, Value::Null);
+    let slept = asleep.report(&before, in_secs(60)).status;
+    asleep.replicas = 1;
+    let woken = asleep.report(&slept, in_secs(DAY));
+    is(&woken.status, backup_ready::TYPE, ("Unknown", "BackupPending"));
+    let since = find_condition(&woken.status.conditions, backup_ready::TYPE).unwrap();
+    assert_eq!(since.last_transition_time.as_ref().unwrap().0, in_secs(DAY));
+    assert_eq!(woken.until, Some(in_secs(DAY + 15 * 60)));
+    assert_eq!(transitions::between(&slept, &woken.status, None), []);
+    let later = asleep.report(&woken.status, in_secs(DAY + 14 * 60)).status;
+    is(&later, backup_ready::TYPE, ("Unknown", "BackupPending"));
+    let late = asleep.report(&later, in_secs(DAY + 15 * 60)).status;
+    is(&late, backup_ready::TYPE, ("False", "BackupOverdue"));
+
+    // Nor is an Etcd overdue that was created asleep, long ago.
+    let born = Scene { replicas: 0, ..awake }.set(0, "/record/status/snapshots", json!({}));
+    let first = born.status();
+    is(&first, backup_ready::TYPE, ("Unknown", shared::NOT_CHECKED));
+    let woken = Scene { replicas: 1, ..born }.report(&first, in_secs(DAY)).status;
+    is(&woken, backup_ready::TYPE, ("Unknown", "BackupPending"));
+}
+
 #[test]
 fn the_owner_says_why_backups_fail() {
     let works = owner_says(with_backup(Scene::new(1)), "True", "BackupSucceeded");
