@@ -135,6 +135,10 @@ impl From<Duration> for GoDuration {
     }
 }
 
+/// In CEL: whether a string is a duration.
+pub(crate) const MATCHES: &str =
+    "self.matches('^(0|([0-9]+([.][0-9]+)?(ns|us|\u{b5}s|\u{3bc}s|ms|s|m|h))+)$')";
+
 impl JsonSchema for GoDuration {
     fn schema_name() -> Cow<'static, str> {
         "Duration".into()
@@ -149,7 +153,7 @@ impl JsonSchema for GoDuration {
             "type": "string",
             "maxLength": 32,
             "x-kubernetes-validations": [{
-                "rule": "self.matches('^(0|([0-9]+([.][0-9]+)?(ns|us|\u{b5}s|\u{3bc}s|ms|s|m|h))+)$')",
+                "rule": MATCHES,
                 "message": "must be a duration like 30s, 5m or 1h30m (units ns, us, ms, s, m, h; write a day as 24h)",
             }],
         })

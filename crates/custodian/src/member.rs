@@ -19,7 +19,7 @@ use crate::cluster::Member;
 /// How old a heartbeat may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
-    /// Older ones make the member Unknown.
+    /// Older ones make the member Unknown, unless its Lease says that they hold longer.
     pub unknown: Duration,
     /// Those older by this much more make it NotReady.
     pub not_ready: Duration,
@@ -153,10 +153,10 @@ fn judge(
     if !containers_ready(pod) {
         return verdict(MemberStatus::NotReady, reason::CONTAINERS_NOT_READY);
     }
-    let Some(beat) = member.lease.as_deref().and_then(renewed) else {
+    let lease = member.lease.as_deref();
+    let Some(stale) = lease.and_then(|lease| stale_at(lease, thresholds.unknown)) else {
         return verdict(MemberStatus::Unknown, reason::NO_HEARTBEAT);
     };
-    let stale = later(beat, thresholds.unknown);
     let dead = later(stale, thresholds.not_ready);
     if now < stale {
         (MemberStatus::Ready, serving.to_owned(), Some(stale))
@@ -186,6 +186,13 @@ fn containers_ready(pod: &Pod) -> bool {
 /// When the heartbeat was last renewed.
 pub fn renewed(lease: &Lease) -> Option<Timestamp> {
     Some(lease.spec.as_ref()?.renew_time.as_ref()?.0)
+}
+
+/// When the last heartbeat is too old: a member that sends one only now and then says in its Lease how long each holds.
+fn stale_at(lease: &Lease, threshold: Duration) -> Option<Timestamp> {
+    let seconds = lease.spec.as_ref()?.lease_duration_seconds.unwrap_or(0);
+    let held = Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+    Some(later(renewed(lease)?, threshold.max(held)))
 }
 
 /// Member ID, cluster ID and role out of `<memberID>:<clusterID>:<role>`; the middle part is missing in older leases.

@@ -288,6 +288,21 @@ fn the_next_look_is_when_the_first_heartbeat_grows_stale() {
     assert_eq!(report.until, Some(in_secs(55)), "the others' heartbeats");
 }
 
+/// With a heartbeat every two minutes a member would be Unknown half of the time.
+#[test]
+fn a_heartbeat_holds_as_long_as_its_lease_says() {
+    let slow = |age| {
+        Scene::new(1)
+            .set(0, "/lease/spec/leaseDurationSeconds", json!(480))
+            .set(0, SILENT, json!(ago(age)))
+            .report(&EtcdStatus::default(), now())
+    };
+    let report = slow(110);
+    assert_eq!(report.status.members[0].status, MemberStatus::Ready);
+    assert_eq!(report.until, Some(in_secs(370)));
+    assert_eq!(slow(480).status.members[0].reason, "LeaseExpired");
+}
+
 #[test]
 fn a_healthy_cluster_is_told_in_full() {
     let scene = Scene::new(3).set(2, "/record/status/etcdVersion", json!("3.5.9"));

@@ -96,6 +96,7 @@ pub struct EtcdConfig {
     pub additional_advertise_peer_urls: Vec<AdditionalAdvertisePeerUrls>,
     /// How often a member renews its Lease. Default: 10s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = rules::heartbeat_within_bounds())]
     pub heartbeat_duration: Option<GoDuration>,
     /// Labels, annotations and routing of the client Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@
 
 use kube::core::{Message, Rule};
 
-use crate::steward::port;
+use crate::{duration, steward::port};
 
 /// Names become labels and DNS names. They can't be changed, so only new objects are checked.
 pub(super) fn name_form() -> Rule {
@@ -226,6 +226,14 @@ pub(super) fn existing_member_name() -> Rule {
     Rule::new("self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')").message(
         "must be of lower-case letters, digits, dashes and dots, and start and end with a letter or digit",
     )
+}
+
+/// Each heartbeat is a write to the API server. A Lease holds for four of them, and for an hour at most. What is no
+/// duration at all has its own message.
+pub(super) fn heartbeat_within_bounds() -> Rule {
+    let bounds = "(duration(self) >= duration('1s') && duration(self) <= duration('15m'))";
+    Rule::new(format!("!{} || {bounds}", duration::MATCHES))
+        .message("must be from 1s to 15m: a member whose heartbeats stay away isn't known to serve")
 }
 
 pub(super) fn collection_slower_than_deltas() -> Rule {
