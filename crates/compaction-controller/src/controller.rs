@@ -35,11 +35,11 @@ use tracing::info;
 
 use crate::{
     Config,
-    decision::{Backlog, Decision, Thresholds, backlog, decide},
+    decision::{Backlog, Decision, Thresholds, backlog, decide, forget_at},
     full_snapshot::{FullSnapshots, Standing},
     job::{self, ENDED, Order, RECORDED, last_run},
     metrics::CompactionMetrics,
-    outcome::{Outcome, outcome},
+    outcome::{Outcome, outcome, runs},
 };
 
 /// A full snapshot that is done shows in an EtcdMember, which wakes the Etcd; one that failed doesn't.
@@ -135,6 +135,7 @@ impl Reconciler for CompactionController {
                 None => Ok(Action::await_change()),
             };
         };
+        self.metrics.running(&namespace, &name, runs(job.as_deref()));
         let backlog = backlog(&self.members_of(&etcd));
         if let Some(backlog) = backlog {
             self.metrics.backlog(&namespace, &name, backlog.events);
@@ -163,7 +164,11 @@ impl CompactionController {
         let last = job.and_then(last_run);
         let awake = etcd.spec.replicas > 0;
         match decide(backlog, &thresholds, last.as_ref(), awake, Timestamp::now()) {
-            Decision::Nothing => Ok(Action::await_change()),
+            Decision::Nothing => match job.zip(last.and_then(|last| forget_at(backlog, &last))) {
+                Some((job, then)) if then <= Timestamp::now() => self.delete(job).await,
+                Some((_, then)) => Ok(Action::requeue(until(then))),
+                None => Ok(Action::await_change()),
+            },
             Decision::Wait(then) => Ok(Action::requeue(until(then))),
             Decision::FullSnapshot => self.full_snapshot(etcd, job, backlog).await,
             Decision::Compact { attempt } => match job {
@@ -178,13 +183,11 @@ impl CompactionController {
 
     /// A Job that hasn't ended, or whose end isn't told yet.
     async fn look_after(&self, etcd: &Etcd, cached: &Job) -> Result<Action, CompactionError> {
-        let (namespace, name) = (etcd.namespace().unwrap_or_default(), etcd.name_any());
-        let runs = outcome(cached, None, Timestamp::now()).is_none();
-        self.metrics.running(&namespace, &name, runs);
+        let namespace = etcd.namespace().unwrap_or_default();
         if cached.metadata.deletion_timestamp.is_some() {
             return Ok(Action::requeue(DELETION_LOOK));
         }
-        if runs {
+        if runs(Some(cached)) {
             return Ok(Action::await_change());
         }
         // The cache may be older than what was told last.

@@ -14,6 +14,8 @@ use crate::Config;
 /// The pause after the first failure; it doubles with each that follows.
 const FIRST_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 const LAST_PAUSE: SignedDuration = SignedDuration::from_hours(2);
+/// How long a Job that isn't needed any more can be looked at.
+const KEPT: SignedDuration = SignedDuration::from_hours(6);
 
 /// What a restore has to replay on top of the newest full snapshot.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -151,6 +153,13 @@ pub fn decide(
     }
 }
 
+/// Until when a run is remembered; `None`: for as long as the newest full snapshot doesn't hold what it was about.
+/// Then its Job only stays to be looked at.
+pub fn forget_at(backlog: Backlog, last: &LastRun) -> Option<Timestamp> {
+    let held = backlog.full >= last.covered;
+    held.then(|| last.ended.checked_add(KEPT).unwrap_or(Timestamp::MAX))
+}
+
 /// The pause after a number of failures.
 fn pause(failures: u32) -> SignedDuration {
     let doublings = failures.saturating_sub(1).min(10);
@@ -240,6 +249,25 @@ mod tests {
     fn pauses_double_up_to_two_hours() {
         let pauses: Vec<_> = (1..=7).map(|n| pause(n).as_mins()).collect();
         assert_eq!(pauses, [5, 10, 20, 40, 80, 120, 120]);
+    }
+
+    /// While its Etcd sleeps nobody notices what a Job has compacted: once it was forgotten, it would be done again.
+    #[test]
+    fn a_run_is_remembered_until_a_full_snapshot_holds_it() {
+        for (last, want) in [
+            (succeeded(1100), None),
+            (succeeded(1000), Some(at(6 * 60 * 60))),
+            (failed(3, condition::PROCESS_FAILURE), None),
+            (
+                LastRun {
+                    covered: 900,
+                    ..failed(3, condition::PROCESS_FAILURE)
+                },
+                Some(at(6 * 60 * 60)),
+            ),
+        ] {
+            assert_eq!(forget_at(deltas(150, None), &last), want, "{last:?}");
+        }
     }
 
     fn member(status: &serde_json::Value) -> Arc<EtcdMember> {

@@ -19,12 +19,13 @@ use k8s_openapi::{
     apimachinery::pkg::{api::resource::Quantity, apis::meta::v1::LabelSelector},
 };
 use kube::{Resource as _, ResourceExt as _, api::ObjectMeta};
-use operator::store::{Role, access, signing};
+use operator::{
+    pod::few_heaps,
+    store::{Role, access, signing},
+};
 
 use crate::decision::{Backlog, LastRun};
 
-/// How long an ended Job stays: longer than any pause after a failure, for it tells how many there were.
-const KEPT: Duration = Duration::from_hours(6);
 /// The user that the steward's image runs as.
 const USER: i64 = 65532;
 const SCRATCH: &str = "/var/etcd/data";
@@ -80,7 +81,6 @@ pub fn job(order: &Order<'_>) -> Result<Job, UnknownStoreProvider> {
             active_deadline_seconds: Some(deadline),
             backoff_limit: Some(0),
             completions: Some(1),
-            ttl_seconds_after_finished: i32::try_from(KEPT.as_secs()).ok(),
             template: PodTemplateSpec {
                 metadata: Some(ObjectMeta {
                     labels: Some(pod_labels(&owner, &name)),
@@ -130,7 +130,7 @@ fn pod(order: &Order<'_>) -> Result<PodSpec, UnknownStoreProvider> {
     let root = etcd.spec.runs_as_root();
     let user = if root { 0 } else { USER };
     let mut container = container(order, &store, root)?;
-    container.env = Some(access.env);
+    container.env = Some([few_heaps()].into_iter().chain(access.env).collect());
     container
         .volume_mounts
         .get_or_insert_default()
@@ -140,6 +140,8 @@ fn pod(order: &Order<'_>) -> Result<PodSpec, UnknownStoreProvider> {
         volumes: Some(volumes),
         affinity: near_local_store(etcd, &store)?,
         restart_policy: Some("Never".to_owned()),
+        // What the members' pods get at the store by, the Job does too: a cloud may know them by their ServiceAccount.
+        service_account_name: Some(names::service_account(&etcd.name_any())),
         automount_service_account_token: Some(false),
         termination_grace_period_seconds: Some(60),
         security_context: Some(PodSecurityContext {
@@ -358,18 +360,32 @@ mod tests {
         assert_eq!(job.owner_references()[0].controller, Some(true));
     }
 
-    /// As the restricted level of the Pod Security Standards wants it.
+    /// As the restricted level of the Pod Security Standards wants it, and without the token of the members' account.
     #[test]
     fn the_pod_has_no_rights() {
         let pod = spec(&build(&s3()));
         assert_eq!(pod.automount_service_account_token, Some(false));
-        assert_eq!(pod.service_account_name, None);
         let pod_security = pod.security_context.unwrap();
         assert_eq!(pod_security.run_as_non_root, Some(true));
         assert_eq!(pod_security.seccomp_profile.unwrap().type_, "RuntimeDefault");
         let container = pod.containers[0].security_context.clone().unwrap();
         assert_eq!(container.allow_privilege_escalation, Some(false));
         assert_eq!(container.capabilities.unwrap().drop.unwrap(), ["ALL"]);
+    }
+
+    /// Without a Secret a store is used by the identity of the pod's account.
+    #[test]
+    fn the_pod_has_the_members_identity() {
+        let pod = spec(&build(&s3()));
+        assert_eq!(pod.service_account_name.as_deref(), Some("main"));
+        let env = pod.containers[0].env.clone().unwrap();
+        assert!(env.contains(&few_heaps()), "{env:?}");
+    }
+
+    /// The Job alone tells what was compacted last, and how often it failed: while its Etcd sleeps nobody else does.
+    #[test]
+    fn only_the_controller_ends_the_memory_of_a_run() {
+        assert_eq!(build(&s3()).spec.unwrap().ttl_seconds_after_finished, None);
     }
 
     #[test]

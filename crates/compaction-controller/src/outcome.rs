@@ -24,6 +24,11 @@ pub struct Outcome {
     pub seconds: f64,
 }
 
+/// Whether there is a Job that hasn't ended.
+pub fn runs(job: Option<&Job>) -> bool {
+    job.is_some_and(|job| outcome(job, None, Timestamp::UNIX_EPOCH).is_none())
+}
+
 /// The end of a Job; `None` while it runs. `pod` is its newest one, if it is still there.
 pub fn outcome(job: &Job, pod: Option<&Pod>, now: Timestamp) -> Option<Outcome> {
     let failed = condition_of(job, "Failed").or_else(|| condition_of(job, "FailureTarget"));
@@ -216,6 +221,16 @@ mod tests {
         assert_eq!(outcome(&job(&json!([])), None, now()), None);
         let suspended = json!([{"type": "Failed", "status": "False"}]);
         assert_eq!(outcome(&job(&suspended), None, now()), None);
+    }
+
+    /// A Job that somebody deletes runs no more.
+    #[test]
+    fn a_job_runs_until_it_ends_or_is_gone() {
+        assert!(runs(Some(&job(&json!([])))));
+        assert!(!runs(Some(&job(
+            &json!([{"type": "Complete", "status": "True"}])
+        ))));
+        assert!(!runs(None));
     }
 
     /// What the process said last is the first thing that people need.

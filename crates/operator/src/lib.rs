@@ -10,6 +10,7 @@ pub mod finalizers;
 pub mod leader;
 pub mod metrics;
 pub mod owner;
+pub mod pod;
 pub mod reconcile;
 pub mod runtime;
 pub mod server;

@@ -17,6 +17,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::{api::resource::Quantity, util::intstr::IntOrString},
 };
+use operator::pod::few_heaps;
 
 use crate::validate::Cluster;
 
@@ -117,12 +118,7 @@ fn steward(cluster: &Cluster) -> Container {
             }),
             ..EnvVar::default()
         },
-        // By default glibc keeps what is freed in several heaps for each core: under load nearly twice the memory.
-        EnvVar {
-            name: "MALLOC_ARENA_MAX".to_owned(),
-            value: Some("2".to_owned()),
-            ..EnvVar::default()
-        },
+        few_heaps(),
     ];
     env.extend(cluster.store.env.clone());
     Container {
