@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use api::{
     labels,
-    v1alpha1::{Etcd, EtcdMember, LastOperationState},
+    v1alpha1::{Etcd, EtcdMember},
 };
 use async_trait::async_trait;
 use kube::{
@@ -283,11 +283,10 @@ impl EtcdController {
         self.certificates.forget(&namespace, &name);
         if let Some(set) = cached(&self.caches.stateful_sets, &namespace, &name) {
             if set.metadata.deletion_timestamp.is_none() {
-                let status =
-                    report::deletion(etcd, LastOperationState::Processing, "waits for the pods to end");
+                let status = report::status(etcd, &self.members_of(etcd), &Outcome::Deleting);
                 self.context
                     .applier
-                    .apply_status(etcd, &status, &["lastOperation"])
+                    .apply_status(etcd, &status, report::OURS)
                     .await?;
                 self.delete_set(&set).await?;
             }

@@ -26,6 +26,8 @@ pub const OURS: &[&str] = &[
 pub enum Outcome {
     /// Everything is as it should be.
     Done,
+    /// The Etcd goes: its pods are waited for.
+    Deleting,
     /// Something failed.
     Failed {
         /// The error's reason.
@@ -41,10 +43,10 @@ pub fn status(etcd: &Etcd, members: &[Arc<EtcdMember>], outcome: &Outcome) -> Va
     let mut refs: Vec<String> = members.iter().map(|member| member.name_any()).collect();
     refs.sort();
     let first = known.observed_generation.is_none();
-    let type_ = if first {
-        LastOperationType::Create
-    } else {
-        LastOperationType::Reconcile
+    let type_ = match outcome {
+        Outcome::Deleting => LastOperationType::Delete,
+        _ if first => LastOperationType::Create,
+        _ => LastOperationType::Reconcile,
     };
     let (state, description, generation, errors) = match outcome {
         Outcome::Done => {
@@ -56,6 +58,13 @@ pub fn status(etcd: &Etcd, members: &[Arc<EtcdMember>], outcome: &Outcome) -> Va
                 Vec::new(),
             )
         }
+        // Server-side apply takes away what isn't repeated.
+        Outcome::Deleting => (
+            LastOperationState::Processing,
+            "waits for the pods to end".to_owned(),
+            known.observed_generation,
+            known.last_errors.clone(),
+        ),
         Outcome::Failed { code, description } => {
             let errors = vec![error(&known.last_errors, code, description)];
             (
@@ -83,15 +92,6 @@ pub fn status(etcd: &Etcd, members: &[Arc<EtcdMember>], outcome: &Outcome) -> Va
         "lastOperation": operation,
         "lastErrors": errors,
     })
-}
-
-/// The status of an Etcd that is being deleted.
-pub fn deletion(etcd: &Etcd, state: LastOperationState, description: &str) -> Value {
-    let known = etcd
-        .status
-        .as_ref()
-        .and_then(|status| status.last_operation.as_ref());
-    json!({"lastOperation": operation(known, LastOperationType::Delete, state, description.to_owned())})
 }
 
 /// What the scale subresource selects by: members' pods only.
