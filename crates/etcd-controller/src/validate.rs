@@ -189,19 +189,29 @@ pub fn validate(etcd: &Etcd, referenced: &Referenced, images: &Images) -> Result
 
 /// Access to the stores of the backups.
 fn store_access(backup: &BackupSpec, referenced: &Referenced) -> Result<Access, ValidateError> {
-    let access = |store: &StoreSpec, role| {
-        let secret = store.secret_name().and_then(|name| referenced.secrets.get(name));
+    let access = |store: &StoreSpec, role, field| {
+        let secret = match store.provider()?.and_then(|_| store.secret_name()) {
+            Some(name) => Some(referenced.secret(field, name)?),
+            None => None,
+        };
         let host_path = secret.and_then(|secret| text(secret, "hostPath"));
-        store::access(store, role, host_path.as_deref())
+        Ok::<_, ValidateError>(store::access(store, role, host_path.as_deref())?)
     };
     let Some(store) = &backup.store else {
         return Ok(Access::default());
     };
-    let mut all = access(store, Role::Primary)?;
+    let mut all = access(store, Role::Primary, "spec.backup.store.secretRef")?;
     if let Some(secondary) = &backup.secondary {
-        all = all.and(access(&secondary.store, Role::Secondary)?);
+        let field = "spec.backup.secondary.store.secretRef";
+        all = all.and(access(&secondary.store, Role::Secondary, field)?);
     }
-    Ok(all.and(backup.signing.as_ref().map(store::signing).unwrap_or_default()))
+    if let Some(signing) = &backup.signing {
+        if let Some(name) = signing.secret_name() {
+            referenced.secret("spec.backup.signing.secretRef", name)?;
+        }
+        all = all.and(store::signing(signing));
+    }
+    Ok(all)
 }
 
 fn ports(etcd: &Etcd) -> Result<Ports, ValidateError> {
@@ -302,16 +312,18 @@ impl Referenced {
         Ok(())
     }
 
-    fn key(&self, field: &'static str, name: &str, key: &str) -> Result<ByteString, ValidateError> {
-        let secret = self
-            .secrets
+    fn secret(&self, field: &'static str, name: &str) -> Result<&Secret, ValidateError> {
+        self.secrets
             .get(name)
             .ok_or_else(|| ValidateError::SecretNotFound {
                 field,
                 secret: name.to_owned(),
                 namespace: self.namespace.clone(),
-            })?;
-        secret
+            })
+    }
+
+    fn key(&self, field: &'static str, name: &str, key: &str) -> Result<ByteString, ValidateError> {
+        self.secret(field, name)?
             .data
             .as_ref()
             .and_then(|data| data.get(key))
