@@ -6,6 +6,8 @@ use k8s_openapi::{
     apimachinery::pkg::util::intstr::IntOrString,
 };
 
+use kube::api::ObjectMeta;
+
 use super::{meta, pod_selector};
 use crate::validate::Cluster;
 
@@ -30,16 +32,21 @@ pub fn peer(cluster: &Cluster) -> Service {
 
 /// One name for all members that serve.
 pub fn client(cluster: &Cluster) -> Service {
-    let mut metadata = meta(
+    let own = meta(
         cluster,
         component::CLIENT_SERVICE,
         names::client_service(&cluster.name),
     );
     let config = cluster.etcd.spec.etcd.client_service.clone().unwrap_or_default();
-    metadata.labels.get_or_insert_default().extend(config.labels);
-    metadata.annotations = Some(config.annotations);
+    let mut labels = config.labels;
+    labels.extend(own.labels.unwrap_or_default());
     Service {
-        metadata,
+        metadata: ObjectMeta {
+            // Ours win: the Service is found by them.
+            labels: Some(labels),
+            annotations: Some(config.annotations),
+            ..own
+        },
         spec: Some(ServiceSpec {
             type_: Some("ClusterIP".to_owned()),
             session_affinity: Some("None".to_owned()),

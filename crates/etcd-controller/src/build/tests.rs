@@ -276,6 +276,17 @@ fn pods_are_restricted() {
     );
 }
 
+/// What a user calls the Service must not hide it from Druid.
+#[test]
+fn a_users_labels_of_the_client_service_dont_win_over_ours() {
+    let mine = json!({"app.kubernetes.io/managed-by": "me", "team": "x"});
+    let change = json!({"spec": {"etcd": {"clientService": {"labels": mine, "annotations": {"a": "b"}}}}});
+    let service = built(1, &change).client_service;
+    assert_eq!(service.labels()[labels::MANAGED_BY], labels::MANAGED_BY_VALUE);
+    assert_eq!(service.labels()["team"], "x");
+    assert_eq!(service.annotations()["a"], "b");
+}
+
 #[test]
 fn a_local_store_is_given_to_the_stewards_user() {
     let change = json!({"spec": {"backup": {"store": {

@@ -135,7 +135,7 @@ pub struct ClientServiceConfig {
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub annotations: BTreeMap<String, String>,
-    /// Labels of the Service. They win over Druid's own.
+    /// Labels of the Service. Druid's own win over them.
     #[serde(
         default,
         deserialize_with = "null_as_default",
