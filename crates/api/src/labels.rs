@@ -65,6 +65,8 @@ pub mod annotation {
         "resources.druid.gardener.cloud/allow-unhealthy-pod-eviction";
     /// On an EtcdMember made by scale-out: the member joins as a learner; removed by the member once it votes.
     pub const CREATE_AS_LEARNER: &str = "druid.gardener.cloud/create-as-learner";
+    /// On an EtcdMember: the hash of the configuration that its etcd is to run with, as `status.observedConfigHash`.
+    pub const WANTED_CONFIG_HASH: &str = "druid.gardener.cloud/wanted-config-hash";
     /// On the pod template made by etcd-druid: hash of the configuration.
     pub const CONFIG_CHECKSUM: &str = "checksum/etcd-configmap";
     /// On a member's lease: whether the member serves its peers with TLS (`true` or `false`).

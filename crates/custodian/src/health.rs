@@ -60,8 +60,9 @@ pub fn all_ready(cluster: &Cluster, members: &[Assessed<'_>]) -> Condition {
     }
 }
 
-/// `AllMembersUpdated`: whether every wanted member's pod is of the newest template.
-pub fn all_updated(cluster: &Cluster) -> Condition {
+/// `AllMembersUpdated`: whether every wanted member's pod is of the newest template, and its etcd runs with the newest
+/// configuration.
+pub fn all_updated(cluster: &Cluster, members: &[Assessed<'_>]) -> Condition {
     let condition =
         |status, reason, message: String| Condition::new(all_members_updated::TYPE, status, reason, message);
     let Some(set) = cluster.set.as_deref() else {
@@ -87,7 +88,16 @@ pub fn all_updated(cluster: &Cluster) -> Condition {
     }
     let (updated, wanted) = (updated_pods(cluster), cluster.wanted());
     let message = format!("{updated} of {wanted} pods are of the newest template");
-    if updated == wanted {
+    let behind: Vec<_> = wanted_members(cluster, members)
+        .filter(|member| member.is_behind())
+        .map(|member| member.member.name.as_str())
+        .collect();
+    if !behind.is_empty() {
+        let names = behind.join(", ");
+        pending(format!(
+            "{message}; not with the newest configuration yet: {names}"
+        ))
+    } else if updated == wanted {
         condition(ConditionStatus::True, all_members_updated::ALL_UPDATED, message)
     } else {
         pending(message)

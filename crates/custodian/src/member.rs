@@ -94,6 +94,17 @@ impl<'a> Assessed<'a> {
         })
     }
 
+    /// Whether its etcd runs with another configuration than the newest one, or has yet to restart for it.
+    pub fn is_behind(&self) -> bool {
+        let wanted = self
+            .member
+            .record
+            .as_deref()
+            .and_then(|record| record.annotations().get(labels::annotation::WANTED_CONFIG_HASH));
+        let runs = self.told.and_then(|told| told.observed_config_hash.as_ref());
+        wanted.is_some_and(|wanted| runs != Some(wanted)) || self.condition(says::RESTARTING).is_some()
+    }
+
     /// A condition of the EtcdMember.
     pub fn condition(&self, type_: &str) -> Option<&'a Condition> {
         self.told.and_then(|told| find_condition(&told.conditions, type_))

@@ -111,7 +111,7 @@ pub fn leader(status: &EtcdStatus) -> Option<&str> {
 fn conditions(cluster: &Cluster, members: &[Assessed<'_>], backup: Option<Condition>) -> Vec<Condition> {
     let mut conditions = vec![
         health::all_ready(cluster, members),
-        health::all_updated(cluster),
+        health::all_updated(cluster, members),
         health::mismatch(members),
         health::quorum(cluster, members),
     ];

@@ -496,6 +496,36 @@ fn updates_are_told_by_the_pods() {
     assert_eq!((status.ready, status.current_replicas), (Some(false), Some(2)));
 }
 
+/// The pods don't depend on etcd's options: what each etcd runs with is told by its member.
+#[test]
+fn updates_end_with_the_newest_configuration_in_every_etcd() {
+    const WANTED: &str = "/record/metadata/annotations";
+    const RUNS: &str = "/record/status/observedConfigHash";
+    let wanted = || json!({"druid.gardener.cloud/wanted-config-hash": "new"});
+    let both = |runs: Value| Scene::new(1).set(0, WANTED, wanted()).set(0, RUNS, runs);
+    let updated = ("True", "AllMembersUpdated");
+    let pending = ("False", "NotAllMembersUpdated");
+    for (scene, want) in [
+        (both(json!("new")), updated),
+        (both(json!("old")), pending),
+        (both(json!(null)), pending),
+        (Scene::new(1).set(0, RUNS, json!("old")), updated),
+    ] {
+        is(&scene.status(), all_members_updated::TYPE, want);
+    }
+    // As for a new authority, which the hash of the options doesn't tell.
+    let restarting = json!([
+        {"type": "Ready", "status": "True", "reason": "Serving"},
+        {"type": "Restarting", "status": "False", "reason": "WaitingForTurn"},
+    ]);
+    let status = both(json!("new"))
+        .set(0, "/record/status/conditions", restarting)
+        .status();
+    is(&status, all_members_updated::TYPE, pending);
+    let condition = find_condition(&status.conditions, all_members_updated::TYPE).unwrap();
+    assert!(condition.message.contains("main-0"), "{}", condition.message);
+}
+
 #[test]
 fn an_etcd_that_never_formed_is_unknown() {
     let mut scene = Scene::new(3);

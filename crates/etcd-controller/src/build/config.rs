@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use api::{
     labels::component,
     names,
-    steward::{ClusterConfig, ClusterMember, FILE, StewardConfig, etcd_file, path, port, tls},
+    steward::{
+        ClusterConfig, ClusterMember, FILE, StewardConfig, etcd_config_hash, etcd_file, path, port, tls,
+    },
 };
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Map, Value, json};
@@ -35,6 +37,12 @@ pub fn config_map(cluster: &Cluster) -> Result<ConfigMap, EncodeError> {
         data: Some(data),
         ..ConfigMap::default()
     })
+}
+
+/// Hash of a member's configuration, as its steward tells it of the etcd that runs.
+pub fn hash(cluster: &Cluster, ordinal: u32) -> String {
+    let config = etcd(cluster, ordinal);
+    config.as_object().map(etcd_config_hash).unwrap_or_default()
 }
 
 fn yaml(file: &str, value: &impl serde::Serialize) -> Result<String, EncodeError> {

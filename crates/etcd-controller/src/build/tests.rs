@@ -287,6 +287,20 @@ fn a_users_labels_of_the_client_service_dont_win_over_ours() {
     assert_eq!(service.annotations()["a"], "b");
 }
 
+/// Both tell of the same file: the controller what it has written, the steward what its etcd has read.
+#[test]
+fn the_wanted_hash_is_that_of_the_file() {
+    use api::steward::etcd_config_hash;
+    for change in [json!({}), tls()] {
+        let objects = built(3, &change);
+        for member in &objects.members {
+            let file = file(&objects, &format!("etcd-{}.yaml", member.name_any()));
+            let wanted = &member.annotations()[labels::annotation::WANTED_CONFIG_HASH];
+            assert_eq!(*wanted, etcd_config_hash(file.as_object().unwrap()));
+        }
+    }
+}
+
 #[test]
 fn a_local_store_is_given_to_the_stewards_user() {
     let change = json!({"spec": {"backup": {"store": {
