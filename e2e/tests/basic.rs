@@ -11,7 +11,7 @@ use e2e::{
 };
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
-    core::v1::{PersistentVolumeClaim, Pod, Secret, Service},
+    core::v1::{PersistentVolumeClaim, Pod, Secret, Service, ServiceAccount},
 };
 use kube::{
     ResourceExt,
@@ -246,6 +246,27 @@ async fn e2e_one_member_with_a_local_folder() -> anyhow::Result<()> {
 #[tokio::test]
 async fn e2e_three_members_with_a_local_folder() -> anyhow::Result<()> {
     run("three-local", |lab| life(lab, 3, Store::Local)).await
+}
+
+/// Each namespace has a ServiceAccount `default`: it must not become the Etcd's, to be deleted with it.
+#[tokio::test]
+async fn e2e_what_is_somebody_elses_is_left_alone() -> anyhow::Result<()> {
+    run("not-ours", |lab| async move {
+        lab.apply::<Etcd>(&etcd("default", 1, &json!({}))).await?;
+        let refused = |etcd: &Etcd| {
+            let mut errors = etcd.status.iter().flat_map(|status| &status.last_errors);
+            errors.any(|error| error.code == "NotOurs")
+        };
+        lab.until("default", "be refused", refused).await?;
+        lab.api::<Etcd>()
+            .delete("default", &DeleteParams::default())
+            .await?;
+        lab.until_gone::<Etcd>("default").await?;
+        let account = lab.api::<ServiceAccount>().get("default").await?;
+        ensure!(account.owner_references().is_empty(), "{account:#?}");
+        Ok(())
+    })
+    .await
 }
 
 /// TLS for clients and peers, with certificates that the user brings.

@@ -1,9 +1,12 @@
 //! Makes the objects of a cluster be as they were built, in an order in which each finds what it needs.
 
+use std::sync::Arc;
+
+use api::{labels, v1alpha1::EtcdMember};
 use k8s_openapi::api::{
     apps::v1::StatefulSet,
     coordination::v1::Lease,
-    core::v1::{ConfigMap, Service, ServiceAccount},
+    core::v1::{ConfigMap, Secret, Service, ServiceAccount},
     policy::v1::PodDisruptionBudget,
     rbac::v1::{Role, RoleBinding},
 };
@@ -13,11 +16,61 @@ use kube::{
     core::NamespaceResourceScope,
     runtime::reflector::{ObjectRef, Store},
 };
-use operator::apply::{Applier, ApplyError, Change};
+use operator::{
+    Context,
+    apply::{APPLIED_HASH, ApplyError, Change},
+    reconcile::Reason,
+};
 use serde::{Serialize, de::DeserializeOwned};
 use tracing::info;
 
-use crate::build::Objects;
+use crate::{
+    build::Objects,
+    standing::{NotOurs, Standing, standing},
+};
+
+/// Why a child can't be brought about.
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    /// It can't be applied.
+    #[error(transparent)]
+    Apply(#[from] ApplyError),
+    /// Another object has its name.
+    #[error(transparent)]
+    NotOurs(#[from] NotOurs),
+    /// What a predecessor left of it is held by finalizers.
+    #[error("{0} of an earlier Etcd of this name is still being deleted")]
+    PredecessorLeft(String),
+    /// The pods are etcd-druid's, or of some other program.
+    #[error(
+        "StatefulSet {0} wasn't made by Druid, and this version doesn't take over the pods of another operator. Nothing is \
+         changed: leave the cluster to the operator that made it, and bring its data over by a backup"
+    )]
+    TakeoverUnsupported(String),
+    /// It can't be looked at, or what is in its way not be deleted.
+    #[error("{action} {child}: {source}")]
+    Request {
+        /// What was tried.
+        action: &'static str,
+        /// Kind and name.
+        child: String,
+        /// Why.
+        #[source]
+        source: Box<kube::Error>,
+    },
+}
+
+impl Reason for ChildError {
+    fn reason(&self) -> &'static str {
+        match self {
+            Self::Apply(error) if error.is_rejection() => "Rejected",
+            Self::NotOurs(_) => "NotOurs",
+            Self::PredecessorLeft(_) => "PredecessorLeft",
+            Self::TakeoverUnsupported(_) => "TakeoverUnsupported",
+            Self::Apply(_) | Self::Request { .. } => "ApiServer",
+        }
+    }
+}
 
 /// What exists, by kind.
 #[derive(Clone)]
@@ -29,7 +82,7 @@ pub struct Caches {
     pub services: Store<Service>,
     pub disruption_budgets: Store<PodDisruptionBudget>,
     pub leases: Store<Lease>,
-    pub members: Store<api::v1alpha1::EtcdMember>,
+    pub members: Store<EtcdMember>,
     pub stateful_sets: Store<StatefulSet>,
 }
 
@@ -40,21 +93,20 @@ impl std::fmt::Debug for Caches {
 }
 
 /// The cached object of a name.
-pub fn cached<K>(store: &Store<K>, namespace: &str, name: &str) -> Option<std::sync::Arc<K>>
+pub fn cached<K>(store: &Store<K>, namespace: &str, name: &str) -> Option<Arc<K>>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
     store.get(&ObjectRef::new(name).within(namespace))
 }
 
-/// Applies everything. The StatefulSet comes last: its pods need all the rest.
-pub async fn apply(applier: &Applier, caches: &Caches, objects: &Objects) -> Result<Changes, ApplyError> {
+/// Applies everything but the certificates. The StatefulSet comes last: its pods need all the rest.
+pub async fn apply(context: &Context, caches: &Caches, objects: &Objects) -> Result<Changes, ChildError> {
     // Destructured, so that a new kind can't be forgotten here.
     let Objects {
         service_account,
         role,
         role_binding,
-        etcd_tls,
         config_map,
         peer_service,
         client_service,
@@ -64,28 +116,50 @@ pub async fn apply(applier: &Applier, caches: &Caches, objects: &Objects) -> Res
         stateful_set,
     } = objects;
     let mut changes = Changes::default();
-    changes.note(one(applier, &caches.service_accounts, service_account).await?);
-    changes.note(one(applier, &caches.roles, role).await?);
-    changes.note(one(applier, &caches.role_bindings, role_binding).await?);
-    if let Some(secret) = etcd_tls {
-        // Secrets aren't cached: it is applied whenever the Etcd is looked at.
-        applier.apply(secret, None).await?;
-    }
-    changes.note(one(applier, &caches.config_maps, config_map).await?);
+    changes.note(one(context, &caches.service_accounts, service_account).await?);
+    changes.note(one(context, &caches.roles, role).await?);
+    changes.note(one(context, &caches.role_bindings, role_binding).await?);
+    changes.note(one(context, &caches.config_maps, config_map).await?);
     for service in [peer_service, client_service] {
-        changes.note(one(applier, &caches.services, service).await?);
+        changes.note(one(context, &caches.services, service).await?);
     }
     if let Some(budget) = disruption_budget {
-        changes.note(one(applier, &caches.disruption_budgets, budget).await?);
+        changes.note(one(context, &caches.disruption_budgets, budget).await?);
     }
     for lease in leases {
-        changes.note(one(applier, &caches.leases, lease).await?);
+        changes.note(one(context, &caches.leases, lease).await?);
     }
     for member in members {
-        changes.note(one_member(applier, caches, member).await?);
+        changes.note(one_member(context, caches, member).await?);
     }
-    changes.note(one(applier, &caches.stateful_sets, stateful_set).await?);
+    changes.note(one(context, &caches.stateful_sets, stateful_set).await?);
     Ok(changes)
+}
+
+/// Applies a Secret. Secrets aren't cached: each is read first. One of a predecessor is taken over, for all of its content
+/// is replaced.
+pub async fn secret(context: &Context, wanted: &Secret) -> Result<(), ChildError> {
+    let live = read(context, wanted).await?;
+    if let Some(live) = &live {
+        standing(live, wanted)?;
+    }
+    context.applier.apply(wanted, live.as_ref()).await?;
+    Ok(())
+}
+
+/// To be asked before anything is written: containers and volumes of a StatefulSet that another program has made would
+/// stay beside ours, and no pod of such a mixture can run.
+pub async fn refuse_takeover(
+    context: &Context,
+    caches: &Caches,
+    wanted: &StatefulSet,
+) -> Result<(), ChildError> {
+    match live(context, &caches.stateful_sets, wanted).await? {
+        Some(set) if !set.annotations().contains_key(APPLIED_HASH) => {
+            Err(ChildError::TakeoverUnsupported(wanted.name_any()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What an apply changed.
@@ -112,51 +186,112 @@ impl Changes {
     }
 }
 
-async fn one<K>(applier: &Applier, store: &Store<K>, wanted: &K) -> Result<(String, Change), ApplyError>
-where
+/// What can be a child.
+pub trait Child:
+    Resource<DynamicType = (), Scope = NamespaceResourceScope>
+    + Serialize
+    + DeserializeOwned
+    + Clone
+    + std::fmt::Debug
+    + 'static
+{
+}
+
+impl<K> Child for K where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Serialize
         + DeserializeOwned
         + Clone
         + std::fmt::Debug
-        + 'static,
+        + 'static
 {
-    let live = cached(store, &wanted.namespace().unwrap_or_default(), &wanted.name_any());
-    let change = applier.apply(wanted, live.as_deref()).await?;
-    Ok((format!("{} {}", K::kind(&()), wanted.name_any()), change))
+}
+
+async fn one<K: Child>(
+    context: &Context,
+    store: &Store<K>,
+    wanted: &K,
+) -> Result<(String, Change), ChildError> {
+    let live = live(context, store, wanted).await?;
+    let change = context.applier.apply(wanted, live.as_deref()).await?;
+    Ok((name_of(wanted), change))
 }
 
 /// A member's annotation says how it was born: it is set when the member is made, and taken away by its steward.
 async fn one_member(
-    applier: &Applier,
+    context: &Context,
     caches: &Caches,
-    wanted: &api::v1alpha1::EtcdMember,
-) -> Result<(String, Change), ApplyError> {
+    wanted: &EtcdMember,
+) -> Result<(String, Change), ChildError> {
     let mut wanted = wanted.clone();
-    let live = cached(
-        &caches.members,
-        &wanted.namespace().unwrap_or_default(),
-        &wanted.name_any(),
-    );
-    if let Some(live) = live {
-        let learner = api::labels::annotation::CREATE_AS_LEARNER;
-        let born = live
-            .annotations()
-            .get_key_value(learner)
-            .map(|(key, value)| (key.clone(), value.clone()));
-        wanted.metadata.annotations = born.map(|annotation| [annotation].into());
+    let live = live(context, &caches.members, &wanted).await?;
+    if let Some(live) = &live {
+        let learner = labels::annotation::CREATE_AS_LEARNER;
+        let born = live.annotations().get_key_value(learner);
+        let annotations = wanted.metadata.annotations.get_or_insert_default();
+        annotations.remove(learner);
+        annotations.extend(born.map(|(key, value)| (key.clone(), value.clone())));
     }
-    one(applier, &caches.members, &wanted).await
+    let change = context.applier.apply(&wanted, live.as_deref()).await?;
+    Ok((name_of(&wanted), change))
+}
+
+/// What is there of a wanted object. What a predecessor has left under its name is deleted first: nothing of it may be
+/// taken for this Etcd's, least of all what its members have recorded.
+async fn live<K: Child>(
+    context: &Context,
+    store: &Store<K>,
+    wanted: &K,
+) -> Result<Option<Arc<K>>, ChildError> {
+    let cached = cached(store, &wanted.namespace().unwrap_or_default(), &wanted.name_any());
+    let live = match cached {
+        Some(cached) => cached,
+        // The cache holds only what has Druid's label.
+        None => match read(context, wanted).await? {
+            Some(live) => Arc::new(live),
+            None => return Ok(None),
+        },
+    };
+    match standing(&*live, wanted)? {
+        Standing::Ours => Ok(Some(live)),
+        Standing::Predecessors => match delete(&context.client, &*live).await {
+            Ok(Deleted::Gone) => Ok(None),
+            Ok(Deleted::Held) => Err(ChildError::PredecessorLeft(name_of(wanted))),
+            Err(source) => Err(failed("delete", wanted, source)),
+        },
+    }
+}
+
+async fn read<K: Child>(context: &Context, wanted: &K) -> Result<Option<K>, ChildError> {
+    let api = Api::<K>::namespaced(context.client.clone(), &wanted.namespace().unwrap_or_default());
+    api.get_opt(&wanted.name_any())
+        .await
+        .map_err(|source| failed("read", wanted, source))
+}
+
+fn name_of<K: Child>(object: &K) -> String {
+    format!("{} {}", K::kind(&()), object.name_any())
+}
+
+fn failed<K: Child>(action: &'static str, wanted: &K, source: kube::Error) -> ChildError {
+    ChildError::Request {
+        action,
+        child: name_of(wanted),
+        source: Box::new(source),
+    }
+}
+
+/// What came of a deletion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Deleted {
+    /// The object isn't there any more.
+    Gone,
+    /// Its finalizers hold it.
+    Held,
 }
 
 /// Deletes an object of ours that isn't wanted any more.
-pub async fn delete<K>(client: &Client, object: &K) -> kube::Result<()>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + DeserializeOwned
-        + std::fmt::Debug,
-{
+pub async fn delete<K: Child>(client: &Client, object: &K) -> kube::Result<Deleted> {
     let api = Api::<K>::namespaced(client.clone(), &object.namespace().unwrap_or_default());
     let preconditions = Preconditions {
         uid: object.uid(),
@@ -164,13 +299,17 @@ where
     };
     let params = DeleteParams {
         preconditions: Some(preconditions),
-        ..DeleteParams::default()
+        ..DeleteParams::background()
     };
     info!(kind = %K::kind(&()), name = object.name_any(), "deleting");
     match api.delete(&object.name_any(), &params).await {
-        Ok(_) => Ok(()),
+        // Of some kinds the API server answers with the object though it is gone.
+        Ok(answer) => Ok(answer
+            .left()
+            .filter(|left| !left.finalizers().is_empty())
+            .map_or(Deleted::Gone, |_| Deleted::Held)),
         // Gone, or made anew by somebody else: either way not ours to delete.
-        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(Deleted::Gone),
         Err(error) => Err(error),
     }
 }

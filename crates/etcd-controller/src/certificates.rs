@@ -20,6 +20,7 @@ use tracing::info;
 use crate::{
     build::secrets,
     pki::{Authority, Pair, PkiError, Wanted},
+    standing::{NotOurs, Standing, standing},
     validate::Cluster,
 };
 
@@ -44,6 +45,9 @@ pub enum CertificateError {
         #[source]
         source: Box<kube::Error>,
     },
+    /// Another object has its Secret's name.
+    #[error(transparent)]
+    NotOurs(#[from] NotOurs),
     /// The authority's Secret isn't what it should be.
     #[error("Secret {0} holds no certificate and key: delete it to have a new authority made")]
     BadAuthority(String),
@@ -54,6 +58,7 @@ impl Reason for CertificateError {
         match self {
             Self::Pki(_) => "CertificateNotMade",
             Self::Secret { .. } => "CertificateSecret",
+            Self::NotOurs(_) => "NotOurs",
             Self::BadAuthority(_) => "AuthorityInvalid",
         }
     }
@@ -99,9 +104,10 @@ impl Certificates {
         let api = Api::<Secret>::namespaced(self.client.clone(), namespace);
         for controller in names::STEWARD_CALLERS {
             let name = names::controller_client_secret(controller);
-            let wanted = Wanted::controller(controller);
-            if let Some(pair) = self.renewed(&api, &name, &wanted).await? {
-                let secret = own_secret(&name, &self.authority.pair().certificate, &pair);
+            let existing = self.existing(&api, &name).await?;
+            let pair = self.current(existing.as_ref(), &Wanted::controller(controller))?;
+            let secret = own_secret(&name, &self.authority.pair().certificate, &pair);
+            if existing.and_then(|existing| existing.data) != secret.data {
                 self.write(&api, &secret).await?;
             }
         }
@@ -124,35 +130,38 @@ impl Certificates {
             return Ok(());
         }
         let api = Api::<Secret>::namespaced(self.client.clone(), &cluster.namespace);
-        let ca = &self.authority.pair().certificate;
-        let (name, wanted) = (
-            names::steward_tls_secret(&cluster.name),
-            Wanted::steward(&cluster.name, &cluster.namespace),
-        );
-        let existing = self.existing(&api, &name).await?;
-        let current = existing
-            .as_ref()
-            .and_then(pair_of)
-            .filter(|pair| self.is_current(pair, &wanted));
-        let renewed = current.is_none();
-        let pair = match current {
-            Some(pair) => pair,
-            None => self.authority.issue(&wanted)?,
-        };
-        let secret = secrets::steward_tls(cluster, ca, &pair);
-        if renewed || existing.and_then(|existing| existing.data) != secret.data {
-            self.write(&api, &secret).await?;
-        }
-        let (name, wanted) = (
-            names::steward_client_secret(&cluster.name),
-            Wanted::client(&cluster.name, &cluster.namespace),
-        );
-        if let Some(pair) = self.renewed(&api, &name, &wanted).await? {
-            self.write(&api, &secrets::steward_client(cluster, ca, &pair))
-                .await?;
-        }
+        let (name, namespace) = (cluster.name.as_str(), cluster.namespace.as_str());
+        let wanted = Wanted::steward(name, namespace);
+        let serves = |ca: &str, pair: &Pair| secrets::steward_tls(cluster, ca, pair);
+        self.of_etcd(&api, &names::steward_tls_secret(name), &wanted, serves)
+            .await?;
+        let wanted = Wanted::client(name, namespace);
+        let calls = |ca: &str, pair: &Pair| secrets::steward_client(cluster, ca, pair);
+        self.of_etcd(&api, &names::steward_client_secret(name), &wanted, calls)
+            .await?;
         let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
         checked.insert(key, (state, Instant::now()));
+        Ok(())
+    }
+
+    /// A Secret of an Etcd. One that a predecessor left is written anew even so: it would be deleted with its owner.
+    async fn of_etcd(
+        &self,
+        api: &Api<Secret>,
+        name: &str,
+        wanted: &Wanted,
+        make: impl FnOnce(&str, &Pair) -> Secret,
+    ) -> Result<(), CertificateError> {
+        let existing = self.existing(api, name).await?;
+        let pair = self.current(existing.as_ref(), wanted)?;
+        let secret = make(&self.authority.pair().certificate, &pair);
+        let ours = match &existing {
+            Some(existing) => standing(existing, &secret)? == Standing::Ours,
+            None => false,
+        };
+        if !ours || existing.and_then(|existing| existing.data) != secret.data {
+            self.write(api, &secret).await?;
+        }
         Ok(())
     }
 
@@ -164,17 +173,11 @@ impl Certificates {
             .remove(&format!("{namespace}/{name}"));
     }
 
-    /// A new pair, unless the Secret holds one that is current.
-    async fn renewed(
-        &self,
-        api: &Api<Secret>,
-        name: &str,
-        wanted: &Wanted,
-    ) -> Result<Option<Pair>, CertificateError> {
-        let existing = self.existing(api, name).await?;
-        match existing.as_ref().and_then(pair_of) {
-            Some(pair) if self.is_current(&pair, wanted) => Ok(None),
-            _ => Ok(Some(self.authority.issue(wanted)?)),
+    /// The pair in a Secret, or a new one when it isn't current.
+    fn current(&self, existing: Option<&Secret>, wanted: &Wanted) -> Result<Pair, CertificateError> {
+        match existing.and_then(pair_of) {
+            Some(pair) if self.is_current(&pair, wanted) => Ok(pair),
+            _ => Ok(self.authority.issue(wanted)?),
         }
     }
 

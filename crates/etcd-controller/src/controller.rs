@@ -21,12 +21,13 @@ use tracing::{debug, info};
 
 use crate::{
     Config,
-    apply::{Caches, apply, cached, delete},
-    build::{self, build},
+    apply::{Caches, ChildError, apply, cached, delete, refuse_takeover, secret},
+    build::{self, build, secrets::etcd_tls, stateful_set::stateful_set},
     certificates::{CertificateError, Certificates},
     dereference::{DereferenceError, dereference},
     report::{self, Outcome},
-    validate::{ValidateError, validate},
+    standing::belong_together,
+    validate::{Cluster, ValidateError, keeps_all_members, validate},
 };
 
 /// Everything is looked at again after this time, for what no watch tells: the content of Secrets.
@@ -49,9 +50,15 @@ pub enum ReconcileError {
     /// A certificate isn't there.
     #[error(transparent)]
     Certificates(#[from] CertificateError),
-    /// An object can't be applied.
+    /// A child can't be brought about.
     #[error(transparent)]
-    Apply(#[from] ApplyError),
+    Child(#[from] ChildError),
+    /// The status can't be written.
+    #[error(transparent)]
+    Status(#[from] ApplyError),
+    /// Somebody was faster.
+    #[error("the Etcd is gone")]
+    Gone,
     /// An object can't be deleted or changed.
     #[error("{action}: {source}")]
     Request {
@@ -70,14 +77,17 @@ impl Reason for ReconcileError {
             Self::Validate(error) => error.reason(),
             Self::Build(_) => "ConfigurationNotMade",
             Self::Certificates(error) => error.reason(),
-            Self::Apply(error) if error.is_rejection() => "Rejected",
-            Self::Apply(_) | Self::Request { .. } => "ApiServer",
+            Self::Child(error) => error.reason(),
+            Self::Status(error) if error.is_rejection() => "Rejected",
+            Self::Status(_) | Self::Request { .. } => "ApiServer",
+            Self::Gone => "Gone",
         }
     }
 
     fn retry(&self) -> Retry {
         match self {
             Self::Validate(error) => error.retry(),
+            Self::Gone => Retry::OnChange,
             _ => Retry::Backoff,
         }
     }
@@ -108,6 +118,10 @@ impl Reconciler for EtcdController {
             return self.delete(&etcd).await;
         }
         if !self.is_due(&etcd) {
+            // Certificates end, whether or not the spec may be acted on. What a newer spec names isn't in use yet.
+            if is_carried_out(&etcd) {
+                self.prepared(&etcd).await?;
+            }
             return Ok(Action::requeue(RESYNC));
         }
         let result = self.bring_about(&etcd).await;
@@ -142,18 +156,14 @@ impl EtcdController {
 
     async fn bring_about(&self, etcd: &Etcd) -> Result<(), ReconcileError> {
         self.adopt(etcd).await?;
-        let referenced = dereference(&self.context.client, etcd).await?;
-        let cluster = validate(etcd, &referenced, &self.config.images)?;
-        let objects = build(&cluster, self.has_formed(etcd))?;
-        // Before the pods that mount them: what isn't there when a pod starts arrives a minute later.
-        self.certificates.of_cluster(&cluster).await?;
-        let changes = apply(&self.context.applier, &self.caches, &objects).await?;
+        let cluster = self.prepared(etcd).await?;
+        let objects = build(&cluster, !self.formed(etcd).is_empty())?;
+        let changes = apply(&self.context, &self.caches, &objects).await?;
         self.prune(&cluster.namespace, &objects).await?;
         if !changes.is_empty() {
             info!(created = ?changes.created, updated = ?changes.updated, "applied");
         }
-        let repaired = etcd.status.as_ref().and_then(|s| s.observed_generation) == etcd.metadata.generation;
-        if repaired && !changes.created.is_empty() {
+        if is_carried_out(etcd) && !changes.created.is_empty() {
             let note = format!("made anew what was missing: {}", changes.created.join(", "));
             self.context
                 .events
@@ -163,22 +173,37 @@ impl EtcdController {
         Ok(())
     }
 
-    /// Whether a member has formed a cluster, which new members must join. Members of an earlier Etcd of this name, which
-    /// are still being collected, say nothing about this one.
-    fn has_formed(&self, etcd: &Etcd) -> bool {
+    /// The cluster as it is to be, found to be right, with its certificates in place. They come before the pods that mount
+    /// them: what isn't there when a pod starts arrives a minute later.
+    async fn prepared(&self, etcd: &Etcd) -> Result<Cluster, ReconcileError> {
+        let referenced = dereference(&self.context.client, etcd).await?;
+        let cluster = validate(etcd, &referenced, &self.config.images)?;
+        keeps_all_members(etcd, &self.formed(etcd))?;
+        refuse_takeover(&self.context, &self.caches, &stateful_set(&cluster)).await?;
+        if let Some(copy) = etcd_tls(&cluster) {
+            secret(&self.context, &copy).await?;
+        }
+        self.certificates.of_cluster(&cluster).await?;
+        Ok(cluster)
+    }
+
+    /// Members that have formed a cluster, which new members must join. Members of an earlier Etcd of this name, which are
+    /// still being collected, say nothing about this one.
+    fn formed(&self, etcd: &Etcd) -> Vec<Arc<EtcdMember>> {
         let ours = |member: &EtcdMember| {
             member
                 .owner_references()
                 .iter()
                 .any(|owner| Some(&owner.uid) == etcd.metadata.uid.as_ref())
         };
-        self.members_of(etcd).iter().any(|member| {
-            let formed = member
-                .status
-                .as_ref()
-                .is_some_and(|status| status.cluster_id.is_some());
-            formed && ours(member) && member.metadata.deletion_timestamp.is_none()
-        })
+        let mut formed = self.members_of(etcd);
+        formed.retain(|member| {
+            let status = member.status.as_ref();
+            status.is_some_and(|status| status.cluster_id.is_some())
+                && ours(member)
+                && member.metadata.deletion_timestamp.is_none()
+        });
+        formed
     }
 
     /// All members under this Etcd's name.
@@ -213,6 +238,7 @@ impl EtcdController {
         let name = objects.stateful_set.name_any();
         if objects.disruption_budget.is_none()
             && let Some(budget) = cached(&self.caches.disruption_budgets, namespace, &name)
+            && belong_together(&*budget, &objects.stateful_set)
         {
             let deleted = delete(&self.context.client, &*budget).await;
             deleted.map_err(|error| request("delete the disruption budget", error))?;
@@ -334,6 +360,12 @@ impl EtcdController {
             Err(error) => Err(request("delete the StatefulSet", error)),
         }
     }
+}
+
+/// Whether the spec as it is now was carried out once.
+fn is_carried_out(etcd: &Etcd) -> bool {
+    let observed = etcd.status.as_ref().and_then(|status| status.observed_generation);
+    observed.is_some() && observed == etcd.metadata.generation
 }
 
 /// The annotation that asks for a reconcile, in whichever spelling.

@@ -7,6 +7,7 @@ pub mod controller;
 pub mod dereference;
 pub mod pki;
 pub mod report;
+pub mod standing;
 pub mod validate;
 
 use std::time::Duration;
@@ -131,3 +132,6 @@ fn watches(context: &Context) -> (Controller<Guarded<api::v1alpha1::Etcd>>, Cach
     };
     (controller, caches)
 }
+
+#[cfg(test)]
+mod tests;

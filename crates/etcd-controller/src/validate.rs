@@ -1,10 +1,10 @@
 //! From an Etcd and what it refers to, to a cluster that can be built: everything that can be wrong is found here.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     names,
-    v1alpha1::{BackupSpec, Etcd, SecretKeyReference, SecretReference, StoreSpec, TlsConfig},
+    v1alpha1::{BackupSpec, Etcd, EtcdMember, SecretKeyReference, SecretReference, StoreSpec, TlsConfig},
 };
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::ResourceExt as _;
@@ -63,6 +63,17 @@ pub enum ValidateError {
          cluster"
     )]
     ExistingCluster,
+    /// Fewer members are wanted than the cluster has.
+    #[error(
+        "spec.replicas: the cluster has formed with {formed} members, and {replicas} of them alone would never have a \
+         majority: set replicas to {formed}"
+    )]
+    MembersLeftOut {
+        /// Wanted members.
+        replicas: i32,
+        /// Members that the cluster has.
+        formed: i64,
+    },
     /// No UID: the object wasn't read from an API server.
     #[error("the Etcd has no UID")]
     NoUid,
@@ -185,6 +196,22 @@ pub fn validate(etcd: &Etcd, referenced: &Referenced, images: &Images) -> Result
         quota: spec.etcd.quota().map_err(quantity("spec.etcd.quota"))?,
         etcd: etcd.clone(),
     })
+}
+
+/// Members that have formed a cluster can't be left out of it: those that are left would wait for a majority for ever.
+pub fn keeps_all_members(etcd: &Etcd, formed: &[Arc<EtcdMember>]) -> Result<(), ValidateError> {
+    let (name, prefix) = (etcd.name_any(), etcd.spec.member_name_prefix.as_deref());
+    let ordinals = formed
+        .iter()
+        .filter_map(|member| names::ordinal(&name, prefix, &member.name_any()));
+    let (replicas, formed) = (
+        etcd.spec.replicas,
+        ordinals.max().map_or(0, |highest| i64::from(highest) + 1),
+    );
+    if replicas > 0 && i64::from(replicas) < formed {
+        return Err(ValidateError::MembersLeftOut { replicas, formed });
+    }
+    Ok(())
 }
 
 /// Access to the stores of the backups.

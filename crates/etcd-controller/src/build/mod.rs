@@ -15,7 +15,7 @@ use k8s_openapi::{
     api::{
         apps::v1::StatefulSet,
         coordination::v1::Lease,
-        core::v1::{ConfigMap, Secret, Service, ServiceAccount},
+        core::v1::{ConfigMap, Service, ServiceAccount},
         policy::v1::PodDisruptionBudget,
         rbac::v1::{Role, RoleBinding},
     },
@@ -25,7 +25,7 @@ use kube::{Resource as _, api::ObjectMeta};
 
 use crate::validate::Cluster;
 
-/// Everything that belongs to a cluster, besides the certificates of the stewards, which are made only when needed.
+/// Everything that belongs to a cluster, besides certificates: those don't wait for the spec to be carried out.
 #[derive(Debug)]
 pub struct Objects {
     /// Identity of the members' pods.
@@ -34,8 +34,6 @@ pub struct Objects {
     pub role: Role,
     /// That it may.
     pub role_binding: RoleBinding,
-    /// etcd's certificates, when it has any.
-    pub etcd_tls: Option<Secret>,
     /// Configuration of etcd and of the stewards.
     pub config_map: ConfigMap,
     /// DNS names of the pods.
@@ -58,7 +56,6 @@ pub fn build(cluster: &Cluster, formed: bool) -> Result<Objects, config::EncodeE
         service_account: access::service_account(cluster),
         role: access::role(cluster),
         role_binding: access::role_binding(cluster),
-        etcd_tls: secrets::etcd_tls(cluster),
         config_map: config::config_map(cluster)?,
         peer_service: services::peer(cluster),
         client_service: services::client(cluster),

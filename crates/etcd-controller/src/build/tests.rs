@@ -199,21 +199,16 @@ fn prefixed_members_and_their_additional_urls_fit_together() {
 
 #[test]
 fn certificates_lie_under_fixed_keys() {
-    let objects = built(3, &tls());
-    let keys: Vec<_> = objects
-        .etcd_tls
-        .as_ref()
-        .unwrap()
-        .data
-        .as_ref()
-        .unwrap()
-        .keys()
-        .cloned()
-        .collect();
+    let copy = |change: &Value| {
+        let cluster = validate(&etcd(3, change), &secrets(), &Images::default()).unwrap();
+        secrets::etcd_tls(&cluster)
+    };
+    let keys: Vec<_> = copy(&tls()).unwrap().data.unwrap().into_keys().collect();
     assert_eq!(keys.len(), 8, "{keys:?}");
+    let objects = built(3, &tls());
     let client = &file(&objects, "etcd-orders-0.yaml")["client-transport-security"];
     assert_eq!(client["trusted-ca-file"], "/var/etcd/tls/client-ca.crt");
-    assert!(built(3, &json!({})).etcd_tls.is_none());
+    assert!(copy(&json!({})).is_none());
 }
 
 #[test]
