@@ -15,6 +15,7 @@ use kube::{
 use operator::{
     Context,
     apply::ApplyError,
+    finalizers,
     reconcile::{Reason, Reconciler, Retry, chain},
 };
 use tracing::{debug, info};
@@ -216,21 +217,9 @@ impl EtcdController {
 
     /// The finalizer keeps the Etcd until its children are gone.
     async fn adopt(&self, etcd: &Etcd) -> Result<(), ReconcileError> {
-        if etcd
-            .finalizers()
-            .iter()
-            .any(|finalizer| finalizer == labels::finalizer::DRUID)
-        {
-            return Ok(());
-        }
-        let mut finalizers = etcd.finalizers().to_vec();
-        finalizers.push(labels::finalizer::DRUID.to_owned());
-        self.patch_meta(
-            etcd,
-            "add the finalizer",
-            &serde_json::json!({"finalizers": finalizers}),
-        )
-        .await
+        let added = finalizers::add(&self.context.client, etcd, labels::finalizer::DRUID).await;
+        let added = added.map_err(|error| request("add the finalizer", error))?;
+        added.map(|_| ()).ok_or(ReconcileError::Gone)
     }
 
     /// A budget that isn't wanted any more.
@@ -274,24 +263,10 @@ impl EtcdController {
         let Some(annotation) = asked(etcd) else {
             return Ok(());
         };
-        self.patch_meta(
-            etcd,
-            "remove the operation annotation",
-            &serde_json::json!({"annotations": {annotation: null}}),
-        )
-        .await
-    }
-
-    async fn patch_meta(
-        &self,
-        etcd: &Etcd,
-        action: &'static str,
-        metadata: &serde_json::Value,
-    ) -> Result<(), ReconcileError> {
         let api = Api::<Etcd>::namespaced(self.context.client.clone(), &etcd.namespace().unwrap_or_default());
-        let patch = Patch::Merge(serde_json::json!({"metadata": metadata}));
+        let patch = Patch::Merge(serde_json::json!({"metadata": {"annotations": {annotation: null}}}));
         let patched = api.patch(&etcd.name_any(), &PatchParams::default(), &patch).await;
-        patched.map_err(|error| request(action, error))?;
+        patched.map_err(|error| request("remove the operation annotation", error))?;
         Ok(())
     }
 
@@ -331,17 +306,8 @@ impl EtcdController {
             }
             return Ok(Action::requeue(DELETION_RESYNC));
         }
-        let finalizers: Vec<_> = etcd
-            .finalizers()
-            .iter()
-            .filter(|finalizer| *finalizer != labels::finalizer::DRUID)
-            .collect();
-        self.patch_meta(
-            etcd,
-            "remove the finalizer",
-            &serde_json::json!({"finalizers": finalizers}),
-        )
-        .await?;
+        let removed = finalizers::remove(&self.context.client, etcd, labels::finalizer::DRUID).await;
+        removed.map_err(|error| request("remove the finalizer", error))?;
         info!("deleted; volumes and backups stay");
         Ok(Action::await_change())
     }
