@@ -84,14 +84,18 @@ pub fn status(etcd: &Etcd, members: &[Arc<EtcdMember>], outcome: &Outcome) -> Va
     let operation = settled
         .cloned()
         .unwrap_or_else(|| operation(known.last_operation.as_ref(), type_, state, description));
-    json!({
-        "observedGeneration": generation,
+    let mut status = json!({
         "selector": labels::selector(&selector(&etcd.name_any())),
         "etcd": {"apiVersion": "apps/v1", "kind": "StatefulSet", "name": names::stateful_set(&etcd.name_any())},
         "memberRefs": refs.iter().map(|name| json!({"name": name})).collect::<Vec<_>>(),
         "lastOperation": operation,
         "lastErrors": errors,
-    })
+    });
+    // The API server takes no null for it.
+    if let Some(generation) = generation {
+        status["observedGeneration"] = json!(generation);
+    }
+    status
 }
 
 /// What the scale subresource selects by: members' pods only.
@@ -175,6 +179,19 @@ mod tests {
             }
             assert_eq!(first, again, "{outcome:?}");
         }
+    }
+
+    /// The first failure of a new Etcd is the one that people wait for.
+    #[test]
+    fn a_failure_before_the_first_success_can_be_told() {
+        let outcome = Outcome::Failed {
+            code: "SecretNotFound",
+            description: "it failed".to_owned(),
+        };
+        let told = status(&etcd(&json!({})), &[], &outcome);
+        assert_eq!(told["lastErrors"][0]["code"], "SecretNotFound");
+        let fields = told.as_object().unwrap();
+        assert!(fields.values().all(|value| !value.is_null()), "{told}");
     }
 
     #[test]

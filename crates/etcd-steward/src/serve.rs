@@ -342,7 +342,8 @@ impl Steward {
 
     fn publish(&self, kubernetes: &Kubernetes, status: &Status, monitor: &Monitor) -> anyhow::Result<()> {
         let every = match &self.config.heartbeat {
-            Some(heartbeat) => heartbeat.parse()?,
+            // One that was stored before there was a rule against it.
+            Some(heartbeat) => heartbeat.parse()?.max(Duration::from_secs(1)),
             None => Duration::from_secs(10),
         };
         let (kubernetes, status, alive) = (kubernetes.clone(), status.clone(), monitor.alive());
