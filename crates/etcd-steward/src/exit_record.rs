@@ -41,7 +41,7 @@ pub enum ExitState {
     Running,
     /// It was asked to stop and did.
     Clean,
-    /// It ended by itself, crashed, or had to be killed.
+    /// It ended by itself, crashed, or was killed, before or after it was asked to stop.
     Unclean,
 }
 

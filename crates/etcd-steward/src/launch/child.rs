@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
     process::ExitStatus,
     time::Duration,
@@ -83,21 +84,48 @@ impl Etcd {
     }
 
     fn record(&self, status: ExitStatus, asked: bool) -> ExitRecord {
-        use std::os::unix::process::ExitStatusExt as _;
-        let state = if asked {
-            ExitState::Clean
-        } else {
-            ExitState::Unclean
-        };
         let record = ExitRecord {
             exit_code: status.code(),
             signal: status.signal(),
-            ..ExitRecord::now(state)
+            ..ExitRecord::now(state(status, asked))
         };
         // Without it the next check is a complete one: slower, never wrong.
         if let Err(error) = record.write(&self.volume) {
             error!(%error, "failed to write the exit record");
         }
         record
+    }
+}
+
+/// How it ended. Having been asked isn't enough: it may have been killed, or have panicked, on its way. etcd closes its
+/// database, and then ends by the very signal that it was sent.
+fn state(status: ExitStatus, asked: bool) -> ExitState {
+    let in_order = status.success() || status.signal() == Some(Signal::SIGTERM as i32);
+    if asked && in_order {
+        ExitState::Clean
+    } else {
+        ExitState::Unclean
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever isn't sure reads everything at the next start.
+    #[test]
+    fn only_an_end_in_order_is_clean() {
+        let (exited, killed) = (|code: i32| code << 8, |signal: Signal| signal as i32);
+        for (raw, asked, expected) in [
+            (exited(0), true, ExitState::Clean),
+            (killed(Signal::SIGTERM), true, ExitState::Clean),
+            (killed(Signal::SIGKILL), true, ExitState::Unclean),
+            (exited(2), true, ExitState::Unclean),
+            (exited(0), false, ExitState::Unclean),
+            (killed(Signal::SIGTERM), false, ExitState::Unclean),
+        ] {
+            let status = ExitStatus::from_raw(raw);
+            assert_eq!(state(status, asked), expected, "{status}, asked: {asked}");
+        }
     }
 }
