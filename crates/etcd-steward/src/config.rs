@@ -115,15 +115,16 @@ impl Args {
         Path::new(&self.socket).parent().unwrap_or_else(|| Path::new("."))
     }
 
-    /// Reads the file, and finds this member in it.
-    pub fn read(&self) -> Result<(StewardConfig, ClusterMember), ConfigError> {
+    /// Reads the file.
+    pub fn read(&self) -> Result<String, ConfigError> {
         let path = self.config.join(FILE);
-        let text = fs::read_to_string(&path).map_err(|source| ConfigError::Read {
-            path: path.clone(),
-            source,
-        })?;
-        let config: StewardConfig = serde_saphyr::from_str(&text).map_err(|error| ConfigError::Parse {
-            path,
+        fs::read_to_string(&path).map_err(|source| ConfigError::Read { path, source })
+    }
+
+    /// Understands the file, and finds this member in it.
+    pub fn parse(&self, text: &str) -> Result<(StewardConfig, ClusterMember), ConfigError> {
+        let config: StewardConfig = serde_saphyr::from_str(text).map_err(|error| ConfigError::Parse {
+            path: self.config.join(FILE),
             message: error.to_string(),
         })?;
         let member = config
@@ -160,18 +161,42 @@ pub fn follow(folders: &[&Path]) -> nix::Result<watch::Receiver<()>> {
     Ok(receiver)
 }
 
-/// Blocks until the steward's file says something else than it does now.
-pub fn changed(folder: &Path) -> nix::Result<()> {
+/// Blocks until the steward's file says something else than what was read there before, which it may do already.
+pub fn changed(folder: &Path, before: &str) -> nix::Result<()> {
     let file = folder.join(FILE);
-    let before = fs::read(&file).ok();
     let inotify = Inotify::init(InitFlags::IN_CLOEXEC)?;
     inotify.add_watch(folder, CHANGES)?;
     loop {
         // A mounted ConfigMap changes by a link that is swapped: for a moment there may be no file.
         let now = fs::read(&file).ok();
-        if now.is_some() && now != before {
+        if now.is_some_and(|now| now != before.as_bytes()) {
             return Ok(());
         }
         inotify.read_events()?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, thread, time::Duration};
+
+    use super::*;
+
+    /// A file may change between being read and being watched.
+    #[test]
+    fn what_changed_before_it_was_watched_is_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let (sender, seen) = mpsc::channel();
+        let watch = |before: &'static str| {
+            let (folder, sender) = (folder.path().to_owned(), sender.clone());
+            thread::spawn(move || sender.send(changed(&folder, before)));
+        };
+        fs::write(folder.path().join(FILE), "new").unwrap();
+        watch("old");
+        assert_eq!(seen.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
+        watch("new");
+        assert!(seen.recv_timeout(Duration::from_millis(300)).is_err());
+        fs::write(folder.path().join(FILE), "newer").unwrap();
+        assert_eq!(seen.recv_timeout(Duration::from_secs(20)), Ok(Ok(())));
     }
 }

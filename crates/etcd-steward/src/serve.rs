@@ -60,14 +60,15 @@ const COMPARISON_PERIOD: Duration = Duration::from_hours(1);
 /// Runs the steward.
 pub async fn run(args: Args) -> anyhow::Result<()> {
     let _telemetry = telemetry::init("etcd-steward", &args.telemetry())?;
-    let (config, member) = args.read()?;
+    let text = args.read()?;
+    let (config, member) = args.parse(&text)?;
     info!(
         etcd = config.cluster.name,
         namespace = config.cluster.namespace,
         member = member.name,
         "starting"
     );
-    let parts = Parts::new(stop_on_signal_or_change(&args)?);
+    let parts = Parts::new(stop_on_signal_or_change(&args, text)?);
     let steward = Steward {
         args,
         config,
@@ -467,13 +468,13 @@ async fn published(kubernetes: &Kubernetes) -> EtcdMemberStatus {
 }
 
 /// Ends the steward on a signal, and when its configuration changes: it is started anew, and etcd goes on meanwhile.
-fn stop_on_signal_or_change(args: &Args) -> anyhow::Result<CancellationToken> {
+fn stop_on_signal_or_change(args: &Args, text: String) -> anyhow::Result<CancellationToken> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let token = CancellationToken::new();
     let folder = args.config.clone();
     // A thread of its own: it blocks until the end of the process, which must not wait for it.
     let (sender, change) = tokio::sync::oneshot::channel();
-    std::thread::spawn(move || sender.send(config::changed(&folder)));
+    std::thread::spawn(move || sender.send(config::changed(&folder, &text)));
     tokio::spawn({
         let token = token.clone();
         async move {
