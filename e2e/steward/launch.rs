@@ -3,6 +3,13 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
 
 use anyhow::{Context as _, ensure};
+use nix::{
+    sys::{
+        signal::{Signal, kill},
+        stat::Mode,
+    },
+    unistd::{Pid, mkfifo},
+};
 use serde_json::json;
 
 use crate::{
@@ -182,4 +189,33 @@ async fn good_data_starts_without_an_api_server() -> anyhow::Result<()> {
         Ok(())
     })
     .await
+}
+
+/// A steward that is told to end does so, even while the data directory is being checked, which can't be broken off.
+#[tokio::test]
+async fn launch_a_check_does_not_hold_up_the_end() -> anyhow::Result<()> {
+    let mut rig = Rig::start(single()).await?;
+    rig.members[0].kill();
+    // Whoever opens it waits for somebody who never comes.
+    let db = rig.members[0].data_dir().join("member/snap/db");
+    fs::remove_file(&db)?;
+    mkfifo(&db, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    rig.members[0].start()?;
+    rig.until("the check has begun", async || {
+        let (reason, message) = rig.members[0].condition("Initialized").await?;
+        ensure!(reason == "Validating", "{reason}: {message}");
+        Ok(())
+    })
+    .await?;
+    let pid = i32::try_from(rig.members[0].steward_pid().context("a steward")?)?;
+    kill(Pid::from_raw(pid), Signal::SIGTERM)?;
+    rig.until("the steward ends", async || {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        ensure!(stat.contains(") Z "), "{stat}");
+        Ok(())
+    })
+    .await?;
+    let code = rig.members[0].steward_ended()?;
+    ensure!(code == Some(0), "it ended with {code:?}");
+    Ok(())
 }

@@ -1,7 +1,8 @@
 //! `etcd-steward`: looks after one member of an etcd cluster.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
+use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use etcd_steward::{cli, config, install, launch, serve};
 use operator::{config::Telemetry, reconcile::chain, telemetry};
@@ -35,8 +36,18 @@ fn main() -> ExitCode {
     run(cli.command).unwrap_or_else(|error| fail(&error))
 }
 
-#[tokio::main]
-async fn run(command: Command) -> anyhow::Result<ExitCode> {
+/// How long the end may take of what can't be broken off.
+const LAST: Duration = Duration::from_secs(1);
+
+/// A check of the data directory may read for minutes, and nothing is lost when the process ends meanwhile.
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let runtime = tokio::runtime::Runtime::new().context("start the runtime")?;
+    let outcome = runtime.block_on(work(command));
+    runtime.shutdown_timeout(LAST);
+    outcome
+}
+
+async fn work(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Install(args) => install::run(&args)?,
         Command::Own(args) => install::own(&args)?,
