@@ -26,7 +26,7 @@ fn single() -> Setup {
 }
 
 /// A program of the name etcd that comes before the real one.
-fn program(folder: &Path, script: &str) -> anyhow::Result<()> {
+pub(crate) fn program(folder: &Path, script: &str) -> anyhow::Result<()> {
     let file = folder.join("etcd");
     fs::write(&file, format!("#!/bin/sh\n{script}\n"))?;
     Ok(fs::set_permissions(&file, fs::Permissions::from_mode(0o755))?)

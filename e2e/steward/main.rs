@@ -8,6 +8,7 @@ mod deltas;
 mod drills;
 mod faults;
 mod histories;
+mod joining;
 mod launch;
 mod learners;
 mod maintenance;

@@ -5,7 +5,7 @@ use std::{fs, io, path::Path};
 
 use serde::{Deserialize, Serialize};
 
-use crate::exit_record;
+use crate::{exit_record, volume::VolumeError};
 
 const FILE: &str = "identity.json";
 /// What etcd-backup-restore left: the namespace only.
@@ -44,7 +44,7 @@ pub enum Owner {
 
 impl Identity {
     /// Compares the volume with this identity. Writes nothing.
-    pub fn owner_of(&self, volume: &Path) -> io::Result<Owner> {
+    pub fn owner_of(&self, volume: &Path) -> Result<Owner, VolumeError> {
         let Some(found) = Self::read(volume)? else {
             return self.safe_guard(volume);
         };
@@ -63,16 +63,19 @@ impl Identity {
     }
 
     /// What is on the volume, if anything is.
-    fn read(volume: &Path) -> io::Result<Option<Self>> {
-        match fs::read(volume.join(FILE)) {
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(io::Error::other),
+    fn read(volume: &Path) -> Result<Option<Self>, VolumeError> {
+        let file = volume.join(FILE);
+        match fs::read(&file) {
+            Ok(text) => serde_json::from_slice(&text)
+                .map(Some)
+                .map_err(|error| VolumeError::at("understand", &file)(error.into())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+            Err(error) => Err(VolumeError::at("read", &file)(error)),
         }
     }
 
     /// The cluster that this very member was last seen in: what a predecessor left doesn't count.
-    pub fn recorded_cluster(&self, volume: &Path) -> io::Result<Option<String>> {
+    pub fn recorded_cluster(&self, volume: &Path) -> Result<Option<String>, VolumeError> {
         let ours = Self::read(volume)?.filter(|found| self.is_of_same_etcd(found));
         Ok(ours.and_then(|found| found.cluster_id))
     }
@@ -82,35 +85,38 @@ impl Identity {
     }
 
     /// A volume of etcd-backup-restore.
-    fn safe_guard(&self, volume: &Path) -> io::Result<Owner> {
-        match fs::read_to_string(volume.join(SAFE_GUARD)) {
+    fn safe_guard(&self, volume: &Path) -> Result<Owner, VolumeError> {
+        let file = volume.join(SAFE_GUARD);
+        match fs::read_to_string(&file) {
             Ok(namespace) if namespace.trim() == self.namespace => Ok(Owner::Nobody),
             Ok(namespace) => Ok(Owner::Other(format!("an Etcd in namespace {}", namespace.trim()))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Owner::Nobody),
-            Err(error) => Err(error),
+            Err(error) => Err(VolumeError::at("read", &file)(error)),
         }
     }
 
     /// Marks the volume as this member's. What it says of the member's cluster stays.
-    pub fn claim(&self, volume: &Path) -> io::Result<()> {
+    pub fn claim(&self, volume: &Path) -> Result<(), VolumeError> {
         let cluster_id = self.recorded_cluster(volume)?;
         self.write(volume, cluster_id)
     }
 
     /// Notes the cluster that the member is in.
-    pub fn record_cluster(&self, volume: &Path, cluster_id: &str) -> io::Result<()> {
+    pub fn record_cluster(&self, volume: &Path, cluster_id: &str) -> Result<(), VolumeError> {
         if self.recorded_cluster(volume)?.as_deref() == Some(cluster_id) {
             return Ok(());
         }
         self.write(volume, Some(cluster_id.to_owned()))
     }
 
-    fn write(&self, volume: &Path, cluster_id: Option<String>) -> io::Result<()> {
+    fn write(&self, volume: &Path, cluster_id: Option<String>) -> Result<(), VolumeError> {
         let known = Self {
             cluster_id,
             ..self.clone()
         };
-        exit_record::replace(volume, FILE, &serde_json::to_vec(&known)?)
+        let text = serde_json::to_vec(&known).map_err(io::Error::from);
+        text.and_then(|text| exit_record::replace(volume, FILE, &text))
+            .map_err(VolumeError::at("write", &volume.join(FILE)))
     }
 }
 
@@ -208,6 +214,7 @@ mod tests {
     fn a_broken_identity_is_an_error_not_nobody() {
         let volume = tempfile::tempdir().unwrap();
         fs::write(volume.path().join(FILE), "{").unwrap();
-        assert!(identity("t1-1", "a").owner_of(volume.path()).is_err());
+        let error = identity("t1-1", "a").owner_of(volume.path()).unwrap_err();
+        assert!(error.to_string().contains("identity.json"), "{error}");
     }
 }

@@ -17,3 +17,4 @@ pub mod restore;
 pub mod rollout;
 pub mod serve;
 pub mod server;
+pub mod volume;

@@ -34,6 +34,7 @@ use crate::{
     bootstrap::evidence::Scene,
     chain::{self, Catalog, FindError, Wanted},
     member::{Status, whole_seconds},
+    volume::{self, VolumeError},
 };
 
 /// A restore that takes its time is told of at least this often.
@@ -67,8 +68,8 @@ pub enum RestoreError {
     #[error("the restored cluster: {0}")]
     Cluster(#[from] cluster::Error),
     /// The volume can't be written.
-    #[error("write the restored data directory: {0}")]
-    Volume(#[from] std::io::Error),
+    #[error("the restored data directory: {0}")]
+    Volume(#[from] VolumeError),
     /// It was broken off.
     #[error("the restore was broken off: {0}")]
     BrokenOff(String),
@@ -225,7 +226,7 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
     });
     let restored = meter.follow(work).await;
     let restored = restored.map_err(|error| broken(&error.to_string()))??;
-    swap(&fresh, &scene.data_dir)?;
+    volume::replace(&scene.data_dir, &fresh)?;
     Ok((restored, used))
 }
 
@@ -274,24 +275,12 @@ impl Meter {
     }
 }
 
-/// Puts the new data directory in the place of the old one, which is kept under another name.
-fn swap(fresh: &Path, data_dir: &Path) -> std::io::Result<()> {
-    if data_dir.exists() {
-        let aside = data_dir.with_extension(format!("aside-{}", Timestamp::now().as_second()));
-        info!(to = %aside.display(), "moving the old data directory aside");
-        std::fs::rename(data_dir, aside)?;
-    }
-    std::fs::rename(fresh, data_dir)?;
-    match data_dir.parent() {
-        Some(volume) => std::fs::File::open(volume)?.sync_all(),
-        None => Ok(()),
-    }
-}
-
 /// What an earlier try left.
-fn remove(folder: &Path) -> std::io::Result<()> {
+fn remove(folder: &Path) -> Result<(), VolumeError> {
     match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(VolumeError::at("remove", folder)(error))
+        }
         _ => Ok(()),
     }
 }

@@ -186,6 +186,7 @@ impl Steward {
             connector,
             cluster: self.config.cluster.clone(),
             own: self.member.name.clone(),
+            data_dir: self.args.data_dir.clone(),
             kubernetes,
             metrics,
         };

@@ -1,18 +1,15 @@
 //! Joins a running cluster as a learner, and has a lost predecessor of this member removed first.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::time::Instant;
 
 use etcd_client::{Member, MemberAddOptions};
-use jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::{config, decision::Decision, evidence::Scene, peers::Cluster};
 use crate::{
     etcd::{CALL_TIMEOUT, EtcdError, call, hex_id},
     metrics::Step,
+    volume::{self, VolumeError},
 };
 
 /// Why the member isn't in the cluster yet.
@@ -38,13 +35,8 @@ pub enum MembershipError {
         down: usize,
     },
     /// The old data can't be moved away.
-    #[error("move {path} aside")]
-    MoveAside {
-        /// The data directory.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
 }
 
 /// Makes the cluster list this member as a learner, and moves old data aside. Returns the members to start with.
@@ -71,7 +63,7 @@ pub(super) async fn join(
             .stepped(Step::Remove, removed.is_ok(), begun.elapsed());
         removed.map_err(failed)?;
     }
-    move_aside(scene)?;
+    volume::move_aside(&scene.data_dir)?;
     if decision != Decision::StartAsLearner {
         let learner = Some(MemberAddOptions::new().with_is_learner());
         let begun = Instant::now();
@@ -132,75 +124,5 @@ async fn require_others(scene: &Scene, cluster: &Cluster, lost: u64) -> Result<(
             cluster: cluster.display(),
             down,
         })
-    }
-}
-
-/// Keeps old data under another name: what the others have isn't proven to be better before the member has started anew.
-fn move_aside(scene: &Scene) -> Result<(), MembershipError> {
-    let path = &scene.data_dir;
-    if !path.exists() {
-        return Ok(());
-    }
-    let aside = path.with_extension(format!("aside-{}", Timestamp::now().as_second()));
-    info!(from = %path.display(), to = %aside.display(), "moving old data aside");
-    std::fs::rename(path, &aside).map_err(|source| MembershipError::MoveAside {
-        path: path.clone(),
-        source,
-    })?;
-    if let Err(error) = clear_away(path) {
-        warn!(%error, "older data that was moved aside is left on the volume");
-    }
-    Ok(())
-}
-
-/// Of what was moved aside the newest is kept: what lies there longer only takes the room of the database that comes.
-fn clear_away(data_dir: &Path) -> std::io::Result<()> {
-    let (Some(volume), Some(name)) = (data_dir.parent(), data_dir.file_stem()) else {
-        return Ok(());
-    };
-    let prefix = format!("{}.aside-", name.to_string_lossy());
-    let mut aside = Vec::new();
-    for entry in std::fs::read_dir(volume)? {
-        let entry = entry?;
-        let file = entry.file_name().to_string_lossy().into_owned();
-        let moved = file.strip_prefix(&prefix).and_then(|at| at.parse::<i64>().ok());
-        aside.extend(moved.map(|at| (at, entry.path())));
-    }
-    aside.sort();
-    aside.pop();
-    for (_, old) in aside {
-        info!(path = %old.display(), "deleting old data that was moved aside before");
-        std::fs::remove_dir_all(old)?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs;
-
-    use super::*;
-
-    /// A member that is replaced again and again must not fill its volume; what isn't old data is left alone.
-    #[test]
-    fn the_newest_of_what_was_moved_aside_is_kept() {
-        let volume = tempfile::tempdir().unwrap();
-        let names = [
-            "new.aside-1700000000",
-            "new.aside-1700000900",
-            "new.aside-999",
-            "new.etcd",
-            "new.aside-by-hand",
-            "other.aside-1",
-        ];
-        for name in names {
-            fs::create_dir(volume.path().join(name)).unwrap();
-        }
-        clear_away(&volume.path().join("new.etcd")).unwrap();
-        let gone: Vec<_> = names
-            .into_iter()
-            .filter(|name| !volume.path().join(name).exists())
-            .collect();
-        assert_eq!(gone, ["new.aside-1700000000", "new.aside-999"]);
     }
 }

@@ -28,7 +28,10 @@ use self::{
     evidence::{Findings, Scene},
     membership::MembershipError,
 };
-use crate::member::whole_seconds;
+use crate::{
+    member::whole_seconds,
+    volume::{self, VolumeError},
+};
 
 /// Pause before the next look; grows to the last one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
@@ -46,8 +49,8 @@ pub enum BootstrapError {
     #[error(transparent)]
     Membership(#[from] MembershipError),
     /// The volume can't be written.
-    #[error("write to the data volume: {0}")]
-    Volume(#[from] std::io::Error),
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
     /// The decision can't be recorded before it is acted on.
     #[error("record the decision in this member's EtcdMember: {0}")]
     Record(#[source] Box<kube::Error>),
@@ -62,9 +65,9 @@ impl BootstrapError {
             Self::Config(ConfigError::CertificateMissing(_)) => "CertificateMissing",
             Self::Config(_) => "InvalidConfiguration",
             Self::Membership(_) => condition::WAITING_TO_JOIN,
-            Self::Volume(_) => "VolumeUnwritable",
             Self::Record(_) => "RecordUnwritable",
             Self::Restore(error) => error.reason(),
+            Self::Membership(MembershipError::Volume(_)) | Self::Volume(_) => "VolumeUnwritable",
         }
     }
 }

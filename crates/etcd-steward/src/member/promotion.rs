@@ -3,7 +3,7 @@
 
 mod proof;
 
-use std::{future::pending, time::Duration};
+use std::{future::pending, path::PathBuf, time::Duration};
 
 use api::{
     steward::ClusterConfig,
@@ -23,6 +23,7 @@ use crate::{
 };
 
 const PERIOD: Duration = Duration::from_secs(1);
+    volume,
 const FIRST_RETRY: Duration = Duration::from_secs(2);
 const LAST_RETRY: Duration = Duration::from_mins(2);
 
@@ -44,6 +45,8 @@ pub struct Promotion {
 }
 
 impl Promotion {
+    /// Its etcd's data directory.
+    pub data_dir: PathBuf,
     /// Works whenever this member is a learner, or has become a voter.
     pub async fn run(self, shutdown: CancellationToken) {
         tokio::select! {
@@ -75,11 +78,17 @@ impl Promotion {
             };
             tokio::select! {
                 () = settled => {}
-                changed = changes.wait_for(learns) => if changed.is_err() { return },
+                changed = changes.wait_for(begins_anew) => if changed.is_err() { return },
+                    learned = false;
+                }
+                if let Err(error) = volume::votes(&self.data_dir) {
+                    warn!(%error, "failed to let go of the data that was moved aside");
             }
         }
     }
 
+            // It may come back with other data.
+            let begins_anew = |status: &EtcdMemberStatus| status.role.is_none() || learns(status);
     /// Asks one voter after the other.
     async fn ask(&self) {
         let Some(id) = self.id() else {
