@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use crate::bolt::{self, Db};
 use crate::cluster::Id;
+use crate::mvcc::Revision;
 use crate::schema::Overview;
 use crate::snap;
 use crate::wal::{self, LogPosition};
@@ -25,6 +26,8 @@ const LOCK_RETRY: Duration = Duration::from_millis(50);
 pub enum Verdict {
     /// There is none, or nothing is in it.
     Missing,
+    /// etcd ended before it had a log: its database holds nothing yet, and etcd takes the data dir for a new one.
+    Unformed,
     /// etcd can start from it.
     Valid(DataDir),
     /// etcd can't start from it, or would have lost data.
@@ -69,6 +72,7 @@ pub struct DataDir {
 /// Why a data dir isn't valid.
 enum Fault {
     Missing,
+    Unformed,
     Invalid(String),
     Locked,
     Unknown(String),
@@ -110,6 +114,7 @@ fn verdict(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Verdict {
     match examine(data_dir, wait, all) {
         Ok(found) => Verdict::Valid(found),
         Err(Fault::Missing) => Verdict::Missing,
+        Err(Fault::Unformed) => Verdict::Unformed,
         Err(Fault::Invalid(reason)) => Verdict::Invalid { reason },
         Err(Fault::Locked) => Verdict::Locked,
         Err(Fault::Unknown(reason)) => Verdict::Unknown { reason },
@@ -122,20 +127,16 @@ fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataD
         return Err(Fault::Missing);
     }
     let (snap, wal) = (member.join("snap"), member.join("wal"));
-    for part in [&snap, &wal] {
+    let path = snap.join("db");
+    if !exists(&wal)? && is_unformed(&snap, &path, wait)? {
+        return Err(Fault::Unformed);
+    }
+    for part in [&snap, &wal, &path] {
         if !exists(part)? {
             return Err(invalid(format!("{} is missing", part.display())));
         }
     }
-    let path = snap.join("db");
-    if !exists(&path)? {
-        return Err(invalid(format!("{} is missing", path.display())));
-    }
-    let file = File::open(&path).map_err(|error| unknown(&error))?;
-    lock(&file, wait)?;
-    let db_size = file.metadata().map_err(|error| unknown(&error))?.len();
-    // The lock goes with the file, so it is held until the database is dropped.
-    let db = Db::from_file(file).map_err(from_bolt)?;
+    let (db, db_size) = open(&path, wait)?;
     let overview = Overview::read(&db).map_err(from_bolt)?;
     let mut found = DataDir {
         revision: overview.revision,
@@ -158,6 +159,35 @@ fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataD
     };
     (found.cluster_id, found.member_id) = (log.cluster_id, log.member_id);
     Ok(found)
+}
+
+/// Opens the database. The lock goes with the file, so it is held until the database is dropped.
+fn open(path: &Path, wait: Duration) -> Result<(Db, u64), Fault> {
+    let file = File::open(path).map_err(|error| unknown(&error))?;
+    lock(&file, wait)?;
+    let size = file.metadata().map_err(|error| unknown(&error))?.len();
+    Ok((Db::from_file(file).map_err(from_bolt)?, size))
+}
+
+/// Whether a data dir without a log is what a first start left that came no further: etcd makes the database first, and
+/// stores nothing in it before there is a log.
+fn is_unformed(snap: &Path, path: &Path, wait: Duration) -> Result<bool, Fault> {
+    let entries = match fs::read_dir(snap) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        entries => entries.map_err(|error| unknown(&error))?,
+    };
+    for entry in entries {
+        if entry.map_err(|error| unknown(&error))?.path() != path {
+            return Ok(false);
+        }
+    }
+    if !exists(path)? {
+        return Ok(true);
+    }
+    let (db, _) = open(path, wait)?;
+    let overview = Overview::read(&db).map_err(from_bolt)?;
+    let compacted = overview.finished_compact.max(overview.scheduled_compact);
+    Ok(overview.consistent_index == 0 && overview.last_record == Revision::default() && compacted == 0)
 }
 
 /// Database and log are read at the same time.

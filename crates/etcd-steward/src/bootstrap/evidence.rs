@@ -197,6 +197,11 @@ impl Scene {
             Verdict::Missing => Data::Missing,
             Verdict::Valid(found) => {
                 self.recognize(&found);
+            // As etcd does, without a log.
+            Verdict::Unformed => {
+                notes.push("etcd's first start ended before it had stored anything".to_owned());
+                Data::Missing
+            }
                 return (Data::Valid, Some(found));
             }
             Verdict::Invalid { reason } => {

@@ -141,6 +141,11 @@ impl Bootstrap {
     }
 
     /// Marks the volume and records the decision before anything is done that can't be taken back.
+            (Decision::Form, _) => {
+                // A first start that failed may have left something that nobody looks at any more.
+                volume::move_aside(&self.scene.data_dir)?;
+                entry
+            }
     async fn begin(&self, decision: BootstrapDecision, place: Place) -> Result<(), BootstrapError> {
         let scene = &self.scene;
         let fresh = scene.status.read(|status| status.state.is_none());

@@ -106,6 +106,40 @@ fn missing_parts_are_named() {
     }
 }
 
+/// A first start that ended before there was a log has lost nothing: that must not count as damage. Without its log,
+/// data is damaged.
+#[test]
+fn a_first_start_that_ended_early_is_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let snap = dir.path().join("member/snap");
+    fs::create_dir_all(&snap).unwrap();
+    assert_eq!(sanity(dir.path(), NO_WAIT), Verdict::Unformed, "no database yet");
+    bolt::create(&snap.join("db"), 4096, |writer| writer.bucket(b"meta", 0, 90)).unwrap();
+    fs::create_dir(dir.path().join("member/wal.tmp")).unwrap();
+    assert_eq!(sanity(dir.path(), NO_WAIT), Verdict::Unformed);
+    assert_eq!(full(dir.path(), NO_WAIT), Verdict::Unformed);
+    let file = File::open(db(dir.path())).unwrap();
+    file.lock().unwrap();
+    assert_eq!(sanity(dir.path(), NO_WAIT), Verdict::Locked, "etcd is at it");
+    file.unlock().unwrap();
+    fs::write(snap.join("0000000000000001.snap.db"), "").unwrap();
+    assert!(
+        reason(full(dir.path(), NO_WAIT)).contains("member/wal"),
+        "a snapshot has come"
+    );
+
+    for consistent_index in [0, 1] {
+        let dir = data_dir(consistent_index);
+        fs::remove_dir_all(dir.path().join("member/wal")).unwrap();
+        fs::remove_file(
+            dir.path()
+                .join("member/snap/0000000000000001-0000000000000001.snap"),
+        )
+        .unwrap();
+        assert!(reason(full(dir.path(), NO_WAIT)).contains("member/wal"));
+    }
+}
+
 #[test]
 fn a_dir_in_use_is_locked() {
     let dir = data_dir(1);
