@@ -29,6 +29,7 @@ use crate::{
     member::{Status, kubernetes::Kubernetes},
     metrics::Metrics,
 };
+    volume::VolumeError,
 
 /// How long a data directory may be held by a process that is just ending.
 const LOCK_DEADLINE: Duration = Duration::from_secs(5);
@@ -313,7 +314,8 @@ impl Scene {
         };
         match kubernetes.own().await {
             Ok(own) => {
-                let (formation, clusters) = kubernetes.formation().await;
+                let (formation, mut clusters) = kubernetes.formation().await;
+                clusters.extend(self.recorded_cluster().ok().flatten());
                 let before = own.as_ref().and_then(|own| own.status.as_ref());
                 Record {
                     formation,
@@ -333,7 +335,7 @@ impl Scene {
     /// Without a Kubernetes API the volume is the only place for records. When that is lost too, only the running cluster
     /// and the backups can tell.
     fn record_on_volume(&self) -> Record {
-        match self.identity().recorded_cluster(&self.volume) {
+        match self.recorded_cluster() {
             Ok(None) => Record {
                 formation: Formation::Never,
                 ..Record::default()
@@ -344,10 +346,7 @@ impl Scene {
                 begun: true,
                 as_learner: false,
             },
-            Err(error) => {
-                warn!(%error, "failed to read this member's record on the volume");
-                Record::default()
-            }
+            Err(_) => Record::default(),
         }
     }
 
@@ -362,6 +361,12 @@ impl Scene {
             Ok(_) => Backups::Present,
             Err(error) => {
                 let (location, error) = (store.location(), operator::reconcile::chain(&error));
+    /// The cluster that this member was last seen in, by its volume.
+    fn recorded_cluster(&self) -> Result<Option<String>, VolumeError> {
+        let recorded = self.identity().recorded_cluster(&self.volume);
+        recorded.inspect_err(|error| warn!(%error, "failed to read this member's record on the volume"))
+    }
+
                 notes.push(match &self.store_endpoint {
                     Some(endpoint) => format!("backup store {location} at {endpoint}: {error}"),
                     None => format!("backup store {location}: {error}"),

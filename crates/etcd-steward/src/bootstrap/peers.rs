@@ -132,13 +132,12 @@ pub(super) fn choose(
     }
 }
 
-/// The recorded cluster, or else the only one that this Etcd's members are in.
+/// The recorded cluster, or else the only one that this Etcd's members are in. Of two that are recorded none is chosen.
 fn ours(answers: &[Answer], wanted: &ClusterConfig, recorded: &BTreeSet<String>) -> Option<usize> {
-    if let Some(index) = answers
-        .iter()
-        .position(|answer| recorded.contains(&answer.cluster))
-    {
-        return Some(index);
+    match recorded_among(answers, recorded).as_slice() {
+        [] => {}
+        [one] => return answers.iter().position(|answer| answer.cluster == *one),
+        _ => return None,
     }
     let addresses: BTreeSet<_> = wanted
         .members
@@ -162,6 +161,13 @@ fn ours(answers: &[Answer], wanted: &ClusterConfig, recorded: &BTreeSet<String>)
     }
 }
 
+/// The recorded clusters that answer.
+fn recorded_among<'a>(answers: &'a [Answer], recorded: &BTreeSet<String>) -> Vec<&'a str> {
+    let clusters: BTreeSet<_> = answers.iter().map(|answer| answer.cluster.as_str()).collect();
+    let known = clusters.into_iter().filter(|cluster| recorded.contains(*cluster));
+    known.collect()
+}
+
 fn strangers(answers: &[Answer], recorded: &BTreeSet<String>) -> String {
     let mut said: Vec<_> = answers
         .iter()
@@ -173,6 +179,12 @@ fn strangers(answers: &[Answer], recorded: &BTreeSet<String>) -> String {
         let recorded: Vec<_> = recorded.iter().map(String::as_str).collect();
         format!("this Etcd's cluster is {}", recorded.join(" or "))
     });
+    if recorded_among(answers, recorded).len() > 1 {
+        said.push(
+            "its members are in more than one cluster, and which one to join is for a person to say"
+                .to_owned(),
+        );
+    }
     said.join(", ")
 }
 
@@ -238,17 +250,17 @@ mod tests {
             (vec![b.clone(), a.clone()], "", Some(1)),
             // Members of this Etcd in two clusters: neither is taken for the right one, unless it is recorded.
             (vec![a.clone(), split.clone()], "", None),
-            (vec![a.clone(), split], "c", Some(1)),
+            (vec![a.clone(), split.clone()], "c", Some(1)),
+            // Both are recorded.
+            (vec![a.clone(), split.clone()], "a c", None),
+            (vec![a.clone(), a.clone()], "a c", Some(0)),
+            (vec![b.clone(), split], "a c", Some(1)),
             // A restore made another cluster of its members.
             (vec![a], "before", Some(0)),
             (vec![b.clone()], "before", None),
             (vec![b], "b", Some(0)),
         ] {
-            let recorded: BTreeSet<_> = [recorded]
-                .into_iter()
-                .filter(|id| !id.is_empty())
-                .map(str::to_owned)
-                .collect();
+            let recorded: BTreeSet<_> = recorded.split_whitespace().map(str::to_owned).collect();
             assert_eq!(
                 ours(&answers, &wanted, &recorded),
                 expected,
@@ -262,5 +274,9 @@ mod tests {
         let recorded = BTreeSet::from(["abc".to_owned()]);
         let text = strangers(&[answer("def", "http://x:1")], &recorded);
         assert!(text.contains("def") && text.contains("abc"), "{text}");
+        assert!(!text.contains("more than one"), "{text}");
+        let both = BTreeSet::from(["abc".to_owned(), "def".to_owned()]);
+        let text = strangers(&[answer("def", "http://x:1"), answer("abc", "http://y:1")], &both);
+        assert!(text.contains("in more than one cluster"), "{text}");
     }
 }
