@@ -89,6 +89,11 @@ impl RestoreError {
             Self::BrokenOff(_) => "BrokenOff",
         }
     }
+
+    /// Whether the backups were read for nothing, which takes its time.
+    pub fn is_costly(&self) -> bool {
+        matches!(self, Self::Engine(_) | Self::Volume(_) | Self::BrokenOff(_))
+    }
 }
 
 /// Restores the newest state as a cluster of this member alone; the others join it.

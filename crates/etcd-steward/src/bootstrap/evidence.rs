@@ -20,6 +20,7 @@ use tracing::{info, warn};
 
 use super::{
     decision::{Backups, Data, Evidence, Formation, Live, Place},
+    known::{Known, State},
     peers::{self, Answers, Cluster},
 };
 use crate::{
@@ -28,8 +29,8 @@ use crate::{
     identity::{Identity, Owner},
     member::{Status, kubernetes::Kubernetes},
     metrics::Metrics,
-};
     volume::VolumeError,
+};
 
 /// How long a data directory may be held by a process that is just ending.
 const LOCK_DEADLINE: Duration = Duration::from_secs(5);
@@ -102,9 +103,9 @@ impl Default for Record {
 
 impl Scene {
     /// Looks at everything that matters, cheapest first: with good data nothing else is asked.
-    pub async fn look(&self) -> Findings {
+    pub(super) async fn look(&self, known: &mut Known) -> Findings {
         let mut notes = Vec::new();
-        let (data, found) = self.data(&mut notes).await;
+        let (data, found) = self.data(known, &mut notes).await;
         let place = match (self.cluster.members.len(), self.cluster.members.first()) {
             (0 | 1, _) => Place::Only,
             (_, Some(first)) if first.name == self.member.name => Place::First,
@@ -180,7 +181,7 @@ impl Scene {
     }
 
     /// Checks the volume and the data directory.
-    async fn data(&self, notes: &mut Vec<String>) -> (Data, Option<DataDir>) {
+    async fn data(&self, known: &mut Known, notes: &mut Vec<String>) -> (Data, Option<DataDir>) {
         let identity = self.identity();
         match identity.owner_of(&self.volume) {
             Ok(Owner::Nobody | Owner::Us) => {}
@@ -194,15 +195,15 @@ impl Scene {
                 return (Data::Unknown, None);
             }
         }
-        let data = match self.validate().await {
+        let data = match self.validate(known).await {
             Verdict::Missing => Data::Missing,
-            Verdict::Valid(found) => {
-                self.recognize(&found);
             // As etcd does, without a log.
             Verdict::Unformed => {
                 notes.push("etcd's first start ended before it had stored anything".to_owned());
                 Data::Missing
             }
+            Verdict::Valid(found) => {
+                self.recognize(&found);
                 return (Data::Valid, Some(found));
             }
             Verdict::Invalid { reason } => {
@@ -229,12 +230,22 @@ impl Scene {
         }
     }
 
-    /// A quick check after a clean end, a complete one otherwise.
-    async fn validate(&self) -> Verdict {
+    /// A quick check after a clean end, a complete one otherwise; none while it is known what it would find.
+    async fn validate(&self, known: &mut Known) -> Verdict {
         if !self.data_dir.exists() {
             return Verdict::Missing;
         }
         let clean = ExitRecord::read(&self.volume).is_some_and(|record| record.is_clean());
+        let state = State::of(&self.data_dir, clean);
+        if let Some(verdict) = known.verdict(state.as_ref()) {
+            return verdict;
+        }
+        let verdict = self.check(clean).await;
+        known.remember(state, &verdict);
+        verdict
+    }
+
+    async fn check(&self, clean: bool) -> Verdict {
         let (step, why) = if clean {
             (
                 MemberSubState::DbValidationSanity,
@@ -350,6 +361,12 @@ impl Scene {
         }
     }
 
+    /// The cluster that this member was last seen in, by its volume.
+    fn recorded_cluster(&self) -> Result<Option<String>, VolumeError> {
+        let recorded = self.identity().recorded_cluster(&self.volume);
+        recorded.inspect_err(|error| warn!(%error, "failed to read this member's record on the volume"))
+    }
+
     async fn backups(&self, notes: &mut Vec<String>) -> Backups {
         let Some(store) = &self.store else {
             return Backups::NoStore;
@@ -361,12 +378,6 @@ impl Scene {
             Ok(_) => Backups::Present,
             Err(error) => {
                 let (location, error) = (store.location(), operator::reconcile::chain(&error));
-    /// The cluster that this member was last seen in, by its volume.
-    fn recorded_cluster(&self) -> Result<Option<String>, VolumeError> {
-        let recorded = self.identity().recorded_cluster(&self.volume);
-        recorded.inspect_err(|error| warn!(%error, "failed to read this member's record on the volume"))
-    }
-
                 notes.push(match &self.store_endpoint {
                     Some(endpoint) => format!("backup store {location} at {endpoint}: {error}"),
                     None => format!("backup store {location}: {error}"),

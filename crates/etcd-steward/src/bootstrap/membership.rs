@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use etcd_client::{Member, MemberAddOptions};
+use futures::future::join_all;
 use tracing::{info, warn};
 
 use super::{config, decision::Decision, evidence::Scene, peers::Cluster};
@@ -24,22 +25,13 @@ pub enum MembershipError {
         #[source]
         source: EtcdError,
     },
-    /// Removing this member would leave the others without a quorum.
-    #[error(
-        "not removing the lost member from {cluster}: {down} of the others don't answer, and a quorum would be lost"
-    )]
-    OthersDown {
-        /// The cluster.
-        cluster: String,
-        /// How many.
-        down: usize,
-    },
     /// The old data can't be moved away.
     #[error(transparent)]
     Volume(#[from] VolumeError),
 }
 
-/// Makes the cluster list this member as a learner, and moves old data aside. Returns the members to start with.
+/// Makes the cluster list this member as a learner, and moves old data aside. Returns the members to start with. To rejoin,
+/// nobody may be missing.
 pub(super) async fn join(
     scene: &Scene,
     cluster: &Cluster,
@@ -53,7 +45,6 @@ pub(super) async fn join(
     if decision == Decision::Rejoin
         && let Some(lost) = scene.listed(cluster)
     {
-        require_others(scene, cluster, lost.id()).await?;
         info!(id = hex_id(lost.id()), "removing the lost member");
         let begun = Instant::now();
         let removing = client.member_remove(lost.id());
@@ -103,26 +94,26 @@ pub(super) async fn join(
     Ok(members)
 }
 
-/// All other voters must answer before one is taken away.
-async fn require_others(scene: &Scene, cluster: &Cluster, lost: u64) -> Result<(), MembershipError> {
+/// All other voters must answer before one is taken away, or a quorum would be lost. Says who is missing otherwise.
+pub(super) async fn others_missing(scene: &Scene, cluster: &Cluster) -> Option<String> {
+    let lost = scene.listed(cluster).map(Member::id);
     let voters = cluster
         .members
         .iter()
-        .filter(|member| member.id() != lost && !member.is_learner());
-    let mut down = 0;
-    for voter in voters {
-        let answers = match scene.connector.remote(voter.client_urls()).await {
-            Ok(mut client) => call("status", CALL_TIMEOUT, client.status()).await.is_ok(),
-            Err(_) => false,
-        };
-        down += usize::from(!answers);
-    }
-    if down == 0 {
-        Ok(())
-    } else {
-        Err(MembershipError::OthersDown {
-            cluster: cluster.display(),
-            down,
-        })
-    }
+        .filter(|member| Some(member.id()) != lost && !member.is_learner());
+    let asked = voters.map(|voter| async {
+        let mut client = scene.connector.remote(voter.client_urls()).await?;
+        call("status", CALL_TIMEOUT, client.status()).await
+    });
+    let down = join_all(asked)
+        .await
+        .iter()
+        .filter(|answer| answer.is_err())
+        .count();
+    (down > 0).then(|| {
+        format!(
+            "not removing the lost member from {}: {down} of the others don't answer, and a quorum would be lost",
+            cluster.display()
+        )
+    })
 }

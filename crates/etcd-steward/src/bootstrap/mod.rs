@@ -3,6 +3,7 @@
 pub mod config;
 pub mod decision;
 pub mod evidence;
+mod known;
 mod membership;
 mod peers;
 pub mod session;
@@ -26,6 +27,7 @@ use self::{
     config::{ConfigError, Entry, EtcdConfig},
     decision::{Decision, Place, decide},
     evidence::{Findings, Scene},
+    known::Known,
     membership::MembershipError,
 };
 use crate::{
@@ -36,6 +38,8 @@ use crate::{
 /// Pause before the next look; grows to the last one.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LAST_PAUSE: Duration = Duration::from_secs(10);
+/// The same after a restore that has read the backups for nothing.
+const LAST_COSTLY_PAUSE: Duration = Duration::from_mins(5);
 /// A wait shorter than this is nothing that anybody needs an Event for.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -64,10 +68,18 @@ impl BootstrapError {
         match self {
             Self::Config(ConfigError::CertificateMissing(_)) => "CertificateMissing",
             Self::Config(_) => "InvalidConfiguration",
+            Self::Membership(MembershipError::Volume(_)) | Self::Volume(_) => "VolumeUnwritable",
             Self::Membership(_) => condition::WAITING_TO_JOIN,
             Self::Record(_) => "RecordUnwritable",
             Self::Restore(error) => error.reason(),
-            Self::Membership(MembershipError::Volume(_)) | Self::Volume(_) => "VolumeUnwritable",
+        }
+    }
+
+    /// How far the pauses before it is tried again grow.
+    fn longest_pause(&self) -> Duration {
+        match self {
+            Self::Restore(error) if error.is_costly() => LAST_COSTLY_PAUSE,
+            _ => LAST_PAUSE,
         }
     }
 }
@@ -86,7 +98,7 @@ impl Bootstrap {
     pub async fn prepare(&self) -> EtcdConfig {
         let mut waiting = Waiting::new();
         loop {
-            let (reason, message) = match self.attempt().await {
+            let (reason, message, longest) = match self.attempt(&mut waiting).await {
                 Ok(Ok(config)) => {
                     self.scene.status.condition(
                         condition::INITIALIZED,
@@ -99,20 +111,22 @@ impl Bootstrap {
                     }
                     return config;
                 }
-                Ok(Err((reason, message))) => (reason, message),
-                Err(error) => (error.reason(), chain(&error)),
+                Ok(Err((reason, message))) => (reason, message, LAST_PAUSE),
+                Err(error) => (error.reason(), chain(&error), error.longest_pause()),
             };
+            waiting.pause = waiting.pause.min(longest);
             self.wait(&mut waiting, reason, &message).await;
         }
     }
 
-    async fn attempt(&self) -> Result<Result<EtcdConfig, (&'static str, String)>, BootstrapError> {
-        let findings = self.scene.look().await;
-        let decision = decide(&findings.evidence);
-        info!(?decision, evidence = ?findings.evidence, notes = ?findings.notes, "decided");
+    async fn attempt(
+        &self,
+        waiting: &mut Waiting,
+    ) -> Result<Result<EtcdConfig, (&'static str, String)>, BootstrapError> {
+        let (decision, findings) = self.decide(&mut waiting.known).await;
         let (entry, record) = match decision {
-            Decision::Wait(waiting) => return Ok(Err((waiting.reason(), noted(&waiting, &findings)))),
-            Decision::Refuse(refusal) => return Ok(Err((refusal.reason(), noted(&refusal, &findings)))),
+            Decision::Wait(why) => return Ok(Err((why.reason(), noted(&why, &findings)))),
+            Decision::Refuse(why) => return Ok(Err((why.reason(), noted(&why, &findings)))),
             Decision::Start => (Entry::Founding, BootstrapDecision::ExistingData),
             Decision::Form => (Entry::Founding, BootstrapDecision::NewCluster),
             Decision::Restore => (Entry::Founding, BootstrapDecision::Restore),
@@ -122,8 +136,16 @@ impl Bootstrap {
         };
         // Read first, so that nothing is done for a configuration that can't be used.
         config::complete(&self.config_file, &self.scene.data_dir, &entry)?;
-        self.begin(record, findings.evidence.place).await?;
+        if waiting.begun.as_ref() != Some(&record) {
+            self.begin(record.clone(), findings.evidence.place).await?;
+            waiting.begun = Some(record);
+        }
         let entry = match (decision, &findings.cluster) {
+            (Decision::Form, _) => {
+                // A first start that failed may have left something that nobody looks at any more.
+                volume::move_aside(&self.scene.data_dir)?;
+                entry
+            }
             (Decision::Restore, _) => {
                 crate::restore::run(&self.scene).await?;
                 entry
@@ -140,12 +162,21 @@ impl Bootstrap {
         )?))
     }
 
+    /// Looks, and decides. Whoever is to be removed first waits until all others are there.
+    async fn decide(&self, known: &mut Known) -> (Decision, Findings) {
+        let mut findings = self.scene.look(known).await;
+        let mut decision = decide(&findings.evidence);
+        if let (Decision::Rejoin, Some(cluster)) = (decision, &findings.cluster)
+            && let Some(why) = membership::others_missing(&self.scene, cluster).await
+        {
+            findings.notes.push(why);
+            decision = Decision::Wait(decision::Waiting::PeersUnreachable);
+        }
+        info!(?decision, evidence = ?findings.evidence, notes = ?findings.notes, "decided");
+        (decision, findings)
+    }
+
     /// Marks the volume and records the decision before anything is done that can't be taken back.
-            (Decision::Form, _) => {
-                // A first start that failed may have left something that nobody looks at any more.
-                volume::move_aside(&self.scene.data_dir)?;
-                entry
-            }
     async fn begin(&self, decision: BootstrapDecision, place: Place) -> Result<(), BootstrapError> {
         let scene = &self.scene;
         let fresh = scene.status.read(|status| status.state.is_none());
@@ -223,7 +254,7 @@ impl Bootstrap {
             }
         }
         sleep(waiting.pause).await;
-        waiting.pause = (waiting.pause * 2).min(LAST_PAUSE);
+        waiting.pause *= 2;
     }
 
     async fn tell(&self, note: &str) {
@@ -233,12 +264,14 @@ impl Bootstrap {
     }
 }
 
-/// For how long, and for what, the member has been waiting.
+/// For how long, and for what, the member has been waiting, and what it needn't find out or record again.
 struct Waiting {
     reason: Option<&'static str>,
     since: Instant,
     announced: bool,
     pause: Duration,
+    known: Known,
+    begun: Option<BootstrapDecision>,
 }
 
 impl Waiting {
@@ -248,6 +281,8 @@ impl Waiting {
             since: Instant::now(),
             announced: false,
             pause: FIRST_PAUSE,
+            known: Known::default(),
+            begun: None,
         }
     }
 }
