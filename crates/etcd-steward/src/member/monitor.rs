@@ -90,12 +90,17 @@ impl Monitor {
     /// Asks etcd again and again.
     pub async fn run(mut self, shutdown: CancellationToken) {
         let mut client: Option<Client> = None;
-        let mut last_answer = None;
+        let mut last_answer: Option<Instant> = None;
+        // Whether etcd runs is the launcher's to say, which comes back a moment after the steward.
+        tokio::select! {
+            _ = timeout(SILENCE, self.running.changed()) => {}
+            () = shutdown.cancelled() => return,
+        }
         let mut started = Instant::now();
         loop {
             let Some(version) = self.running.borrow_and_update().clone() else {
                 (client, last_answer) = (None, None);
-                (self.size, self.told) = (None, None);
+                self.size = None;
                 self.silent("etcd doesn't run");
                 tokio::select! {
                     changed = self.running.changed() => if changed.is_err() { return },
@@ -114,9 +119,9 @@ impl Monitor {
                 Err(error) => {
                     client = None;
                     debug!(%error, "etcd doesn't answer");
-                    if last_answer.is_none() {
+                    if last_answer.is_none() && self.status.read(has_yet_to_join) {
                         self.joins().await;
-                    } else if last_answer.is_some_and(|at: Instant| at.elapsed() > SILENCE) {
+                    } else if last_answer.unwrap_or(started).elapsed() > SILENCE {
                         self.silent(&error.to_string());
                     }
                 }
@@ -163,9 +168,6 @@ impl Monitor {
 
     /// A learner doesn't answer before it has most of the data; until then its files tell.
     async fn joins(&mut self) {
-        if !self.status.read(has_yet_to_join) {
-            return;
-        }
         self.lag.look(lag::LEARNER).await;
         let catch_up = catch_up::on_disk(&self.data_dir, self.lag.newest());
         self.metrics.set_learner(true);
@@ -197,18 +199,22 @@ impl Monitor {
         );
     }
 
-    fn silent(&self, why: &str) {
+    /// Who leads and who follows isn't known any more; a learner stays one, for others count the votes by it.
+    fn silent(&mut self, why: &str) {
+        self.told = None;
         if self
             .alive
             .send_if_modified(|alive| std::mem::replace(alive, false))
         {
             warn!(why, "etcd is silent");
         }
-        if self
-            .status
-            .read(|status| status.state == Some(MemberState::Started))
-        {
-            self.status.update(|status| status.role = None);
+        let is_member = |status: &EtcdMemberStatus| {
+            status.state == Some(MemberState::Started) || status.role == Some(MemberRole::Learner)
+        };
+        if self.status.read(is_member) {
+            self.status.update(|status| {
+                status.role.take_if(|role| *role != MemberRole::Learner);
+            });
             self.status.condition(
                 conditions::member::READY,
                 ConditionStatus::False,
@@ -387,6 +393,8 @@ fn signed(value: u64) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use api::v1alpha1::find_condition;
+
     use super::*;
 
     /// The steps of DEP-04.
@@ -430,6 +438,73 @@ mod tests {
         ] {
             let found = why((Some(&state), sub_state.as_ref()), Some(&role));
             assert_eq!(found, expected, "{state} {sub_state:?} to {role}");
+        }
+    }
+
+    fn monitor(status: &Status, running: watch::Receiver<Option<Version>>) -> Monitor {
+        Monitor::new(
+            Connector::plain("http://127.0.0.1:1"),
+            status.clone(),
+            (&ClusterConfig::default(), &ClusterMember::default()),
+            Metrics::new(&operator::metrics::Metrics::default()),
+            running,
+            PathBuf::from("/nowhere"),
+        )
+    }
+
+    fn ready(status: &Status) -> (ConditionStatus, String) {
+        status.read(|status| {
+            let ready = find_condition(&status.conditions, conditions::member::READY).unwrap();
+            (ready.status.clone(), ready.message.clone())
+        })
+    }
+
+    /// A steward that starts anew beside an etcd that serves must not say that it doesn't, until it has asked.
+    #[tokio::test(start_paused = true)]
+    async fn a_launcher_that_is_yet_to_come_says_nothing_of_etcd() {
+        for (runs, expected) in [
+            (None, "etcd doesn't run"),
+            (Some(Version::from("abc")), "status of etcd"),
+        ] {
+            let status = Status::new(EtcdMemberStatus {
+                state: Some(MemberState::Started),
+                ..EtcdMemberStatus::default()
+            });
+            status.condition(conditions::member::READY, ConditionStatus::True, "Serving", "");
+            let (launcher, running) = watch::channel(None);
+            let mut work = std::pin::pin!(monitor(&status, running).run(CancellationToken::new()));
+            assert!(timeout(SILENCE / 2, &mut work).await.is_err());
+            assert_eq!(ready(&status).0, ConditionStatus::True, "nothing is known yet");
+            if runs.is_some() {
+                launcher.send_replace(runs.clone());
+                assert!(timeout(SILENCE / 2, &mut work).await.is_err());
+                assert_eq!(ready(&status).0, ConditionStatus::True, "it may answer soon");
+            }
+            assert!(timeout(SILENCE * 2, &mut work).await.is_err());
+            let (ready, message) = ready(&status);
+            assert_eq!(ready, ConditionStatus::False);
+            assert!(message.contains(expected), "{runs:?}: {message}");
+        }
+    }
+
+    /// A dead learner is told of as dead, and still as a learner: who counts votes must not count it.
+    #[test]
+    fn a_silent_learner_stays_one() {
+        for (role, expected) in [
+            (MemberRole::Learner, Some(MemberRole::Learner)),
+            (MemberRole::Leader, None),
+        ] {
+            let status = Status::new(EtcdMemberStatus::default());
+            status.update(|status| {
+                status.state = Some(match role {
+                    MemberRole::Learner => MemberState::Starting,
+                    _ => MemberState::Started,
+                });
+                status.role = Some(role);
+            });
+            monitor(&status, watch::channel(None).1).silent("gone");
+            assert_eq!(status.read(|status| status.role.clone()), expected);
+            assert_eq!(ready(&status), (ConditionStatus::False, "gone".to_owned()));
         }
     }
 
