@@ -1,12 +1,15 @@
 //! How a member that joins becomes a voter, and what is left of what it was before.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::{
+    faults::Proxy,
     launch::program,
+    member::free_port,
     rig::{Rig, Setup},
 };
 
@@ -27,6 +30,60 @@ async fn until_voters(rig: &Rig, count: usize) -> anyhow::Result<()> {
             members.len() == count && members.iter().all(|member| !member.is_learner()),
             "{listed:?}"
         );
+        Ok(())
+    })
+    .await
+}
+
+/// SCL-06: etcd promotes whoever has received the log. Whoever doesn't serve doesn't ask for it: as a voter it would cost
+/// the quorum that the cluster has without it.
+#[tokio::test]
+async fn scl_06_a_learner_that_does_not_serve_stays_one() -> anyhow::Result<()> {
+    let mut rig = Rig::start(without_store(1)).await?;
+    rig.put("/kept/", 10).await?;
+    rig.resize(2)?;
+    // Its etcd is well, but its steward finds nobody there.
+    let port = free_port()?;
+    let etcd = rig.members[1].lead_via(port);
+    rig.reconfigure()?;
+    rig.members[0].kill_steward();
+    rig.start_all()?;
+    rig.until("the learner has caught up", async || {
+        let own = rig.members[1].client().await?.status().await?;
+        let leader = rig.members[0].client().await?.status().await?;
+        ensure!(
+            own.is_learner() && own.raft_applied_index() >= leader.raft_index(),
+            "{own:?} {leader:?}"
+        );
+        Ok(())
+    })
+    .await?;
+    sleep(Duration::from_secs(6)).await;
+    let listed = rig.members[0].client().await?.member_list().await?;
+    ensure!(
+        listed
+            .members()
+            .iter()
+            .filter(|member| member.is_learner())
+            .count()
+            == 1,
+        "{listed:?}"
+    );
+    let _proxy = Proxy::start(port, etcd).await?;
+    until_voters(&rig, 2).await
+}
+
+/// A learner doesn't say to whom it would listen, nor how far it is: that it is one is answer enough.
+#[tokio::test]
+async fn a_learner_of_a_cluster_with_authentication_becomes_a_voter() -> anyhow::Result<()> {
+    let mut rig = Rig::start_locked(without_store(1)).await?;
+    rig.resize(2)?;
+    rig.members[1].authenticate("root", "secret")?;
+    rig.members[0].kill_steward();
+    rig.start_all()?;
+    rig.until("it votes", async || {
+        let (reason, message) = rig.members[1].condition("Ready").await?;
+        ensure!(reason == "Serving", "{reason}: {message}");
         Ok(())
     })
     .await

@@ -1,14 +1,17 @@
-//! A learner asks for its promotion until it votes; etcd itself refuses as long as it hasn't caught up. It counts as a
-//! voter when it says so itself and all that answer list it as one. Then the mark goes that says that it is yet to join.
+//! A learner asks for its promotion until it votes, once its own etcd serves and has applied nearly all: etcd itself only
+//! looks at what was sent to it, and a voter that doesn't serve may cost a quorum. It counts as a voter when it says so
+//! itself and all that answer list it as one. Then the mark goes that says that it is yet to join, and the hold on what it
+//! was before.
 
 mod proof;
 
 use std::{future::pending, path::PathBuf, time::Duration};
 
 use api::{
-    steward::ClusterConfig,
+    steward::{ClusterConfig, ClusterMember},
     v1alpha1::{EtcdMemberStatus, MemberRole},
 };
+use etcd_client::StatusResponse;
 use futures::future::join_all;
 use operator::reconcile::chain;
 use tokio::time::{Instant, sleep};
@@ -20,10 +23,14 @@ use super::{Status, kubernetes::Kubernetes};
 use crate::{
     etcd::{CALL_TIMEOUT, Connector, EtcdError, call},
     metrics::{Metrics, Step},
+    volume,
 };
 
 const PERIOD: Duration = Duration::from_secs(1);
-    volume,
+/// Entries that a member may have yet to apply; with more of them etcd refuses requests.
+const MOST_BEHIND: u64 = 5000;
+/// How an etcd that learns answers what only voters can.
+const ONLY_A_LEARNER: &str = "rpc not supported for learner";
 const FIRST_RETRY: Duration = Duration::from_secs(2);
 const LAST_RETRY: Duration = Duration::from_mins(2);
 
@@ -38,6 +45,8 @@ pub struct Promotion {
     pub cluster: ClusterConfig,
     /// Name of this member.
     pub own: String,
+    /// Its etcd's data directory.
+    pub data_dir: PathBuf,
     /// Where the mark is, if there is a Kubernetes API.
     pub kubernetes: Option<Kubernetes>,
     /// Metrics.
@@ -45,8 +54,6 @@ pub struct Promotion {
 }
 
 impl Promotion {
-    /// Its etcd's data directory.
-    pub data_dir: PathBuf,
     /// Works whenever this member is a learner, or has become a voter.
     pub async fn run(self, shutdown: CancellationToken) {
         tokio::select! {
@@ -72,27 +79,37 @@ impl Promotion {
             let settled = async {
                 if learned {
                     self.until_proven().await;
-                }
-                self.unmark().await;
-                pending::<()>().await;
-            };
-            tokio::select! {
-                () = settled => {}
-                changed = changes.wait_for(begins_anew) => if changed.is_err() { return },
                     learned = false;
                 }
                 if let Err(error) = volume::votes(&self.data_dir) {
                     warn!(%error, "failed to let go of the data that was moved aside");
+                }
+                self.unmark().await;
+                pending::<()>().await;
+            };
+            // It may come back with other data.
+            let begins_anew = |status: &EtcdMemberStatus| status.role.is_none() || learns(status);
+            tokio::select! {
+                () = settled => {}
+                changed = changes.wait_for(begins_anew) => if changed.is_err() { return },
             }
         }
     }
 
-            // It may come back with other data.
-            let begins_anew = |status: &EtcdMemberStatus| status.role.is_none() || learns(status);
     /// Asks one voter after the other.
     async fn ask(&self) {
         let Some(id) = self.id() else {
             return;
+        };
+        let applied = match self.own_etcd().await {
+            Ok(own) if own.is_learner() => Some(own.raft_applied_index()),
+            Ok(_) => return,
+            // With authentication it can't know who asks, and says no more than that.
+            Err(error) if error.message().contains(ONLY_A_LEARNER) => None,
+            Err(error) => {
+                debug!(%error, "not asking for the promotion: its own etcd doesn't answer");
+                return;
+            }
         };
         let others = self
             .cluster
@@ -101,19 +118,35 @@ impl Promotion {
             .filter(|member| member.name != self.own);
         for voter in others {
             let begun = Instant::now();
-            let promoted = async {
-                let mut client = self.connector.remote(&voter.client_urls).await?;
-                call("promote this member", CALL_TIMEOUT, client.member_promote(id)).await
-            };
-            match promoted.await {
-                Ok(_) => {
+            match self.ask_one(voter, id, applied).await {
+                Ok(true) => {
                     info!(by = voter.name, "promoted");
                     self.metrics.stepped(Step::Promote, true, begun.elapsed());
                     return;
                 }
+                Ok(false) => debug!(by = voter.name, ?applied, "too far behind to be promoted"),
                 Err(error) => debug!(by = voter.name, %error, "not promoted yet"),
             }
         }
+    }
+
+    /// Has one voter promote this member, unless that one is known to have applied much more.
+    async fn ask_one(&self, voter: &ClusterMember, id: u64, applied: Option<u64>) -> Result<bool, EtcdError> {
+        let mut client = self.connector.remote(&voter.client_urls).await?;
+        if let Some(applied) = applied {
+            let voters = call("status of a voter", CALL_TIMEOUT, client.status()).await?;
+            if !is_near(applied, voters.raft_applied_index()) {
+                return Ok(false);
+            }
+        }
+        call("promote this member", CALL_TIMEOUT, client.member_promote(id)).await?;
+        Ok(true)
+    }
+
+    /// What the etcd beside us says, if it serves.
+    async fn own_etcd(&self) -> Result<StatusResponse, EtcdError> {
+        let mut client = self.connector.local().await?;
+        call("status of etcd", CALL_TIMEOUT, client.status()).await
     }
 
     fn id(&self) -> Option<u64> {
@@ -164,9 +197,7 @@ impl Promotion {
     }
 
     async fn says_itself(&self) -> Result<Says, EtcdError> {
-        let mut client = self.connector.local().await?;
-        let status = call("status of etcd", CALL_TIMEOUT, client.status()).await?;
-        Ok(if status.is_learner() {
+        Ok(if self.own_etcd().await?.is_learner() {
             Says::Learner
         } else {
             Says::Voter
@@ -200,6 +231,29 @@ impl Promotion {
             );
             sleep(retry).await;
             retry = (retry * 2).min(LAST_RETRY);
+        }
+    }
+}
+
+fn is_near(applied: u64, voters: u64) -> bool {
+    voters.saturating_sub(applied) <= MOST_BEHIND
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_has_nearly_all_is_to_vote() {
+        for (applied, voters, expected) in [
+            (10, 10, true),
+            // The voter was asked later, or is itself behind.
+            (1_000_000, 1_005_000, true),
+            (1_000_000, 10, true),
+            (1_000_000, 1_005_001, false),
+            (0, u64::MAX, false),
+        ] {
+            assert_eq!(is_near(applied, voters), expected, "{applied} of {voters}");
         }
     }
 }
