@@ -1,6 +1,6 @@
 //! The launcher and its etcd: how it ends, and what becomes of it then.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use nix::{
@@ -11,6 +11,7 @@ use nix::{
     unistd::{Pid, mkfifo},
 };
 use serde_json::json;
+use tokio::time::sleep;
 
 use crate::{
     member::free_port,
@@ -189,6 +190,36 @@ async fn good_data_starts_without_an_api_server() -> anyhow::Result<()> {
         Ok(())
     })
     .await
+}
+
+/// BOOT-07: members whose etcds run, and never come to serve, need nobody's agreement for the configuration that mends it:
+/// nobody could give it.
+#[tokio::test]
+async fn launch_a_configuration_reaches_members_that_never_served() -> anyhow::Result<()> {
+    let mut rig = Rig::new(Setup {
+        backup: json!(null),
+        // Each listens for its peers where none of them looks.
+        options: json!({"listen-peer-urls": "http://127.0.0.1:0"}),
+        ..Setup::default()
+    })?;
+    rig.start_all()?;
+    rig.until("all run", async || {
+        for member in &rig.members {
+            ensure!(member.etcd_pid().is_some(), "{} doesn't run", member.name);
+        }
+        Ok(())
+    })
+    .await?;
+    rig.change_options(json!({}))?;
+    rig.until("the members wait", async || {
+        let (reason, message) = rig.members[0].condition("Restarting").await?;
+        ensure!(reason == "WaitingForTurn", "{reason}: {message}");
+        Ok(())
+    })
+    .await?;
+    // For so long they might be about to serve.
+    sleep(Duration::from_secs(70)).await;
+    rig.until_ready().await
 }
 
 /// A steward that is told to end does so, even while the data directory is being checked, which can't be broken off.

@@ -12,12 +12,15 @@ use std::{path::PathBuf, time::Duration};
 use api::{
     conditions::member as condition,
     steward::{ClusterConfig, etcd_file},
-    v1alpha1::{ConditionStatus, EtcdMemberStatus, MemberRole},
+    v1alpha1::{Condition, ConditionStatus, EtcdMemberStatus, MemberRole, find_condition},
 };
 use etcd_client::Member;
 use futures::future::join_all;
 use serde_json::{Map, Value};
-use tokio::{sync::watch, time::sleep};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
@@ -35,6 +38,12 @@ use crate::{
 const LOOK: Duration = Duration::from_secs(3);
 /// Content of a Secret may change without an event that is seen here.
 const RECHECK: Duration = Duration::from_mins(1);
+
+/// A member without a vote that works for so long has none to lose, and asks nobody. Nor could it: an etcd that never came
+/// to serve answers nobody, and may need nothing but the new configuration.
+const WITHOUT_VOTE: Duration = Duration::from_mins(1);
+/// Those that seem to have no vote go one after the other.
+const STAGGER: Duration = Duration::from_secs(20);
 
 /// Why it can't be told whether the member may restart.
 #[derive(Debug, thiserror::Error)]
@@ -77,9 +86,10 @@ impl Rollout {
 
     async fn work(&self, mut changes: watch::Receiver<()>) {
         let mut running = self.sessions.running();
+        let mut voteless = None;
         loop {
             let now = running.borrow_and_update().clone();
-            let pause = match self.step(now).await {
+            let pause = match self.step(now, &mut voteless).await {
                 Ok(pause) => pause,
                 Err(error) => {
                     self.wait(&error.to_string());
@@ -94,28 +104,59 @@ impl Rollout {
         }
     }
 
-    /// One look, and what follows from it. Returns when to look again.
-    async fn step(&self, running: Option<Version>) -> Result<Duration, RolloutError> {
+    /// One look, and what follows from it. Returns when to look again. `voteless` tells since when the member has had no vote
+    /// that works while a new configuration waits.
+    async fn step(
+        &self,
+        running: Option<Version>,
+        voteless: &mut Option<Instant>,
+    ) -> Result<Duration, RolloutError> {
         let Some(running) = running else {
             // Whatever starts it next starts it with the newest configuration.
             return Ok(RECHECK);
         };
         let wanted = self.wanted(&self.own)?;
         if running == wanted {
+            *voteless = None;
             return Ok(if self.is_done() { RECHECK } else { LOOK });
         }
-        match self.turn().await? {
-            Turn::Wait(why) => self.wait(&why),
-            Turn::HandOver(successor) => self.hand_over(&successor).await?,
-            Turn::Go => {
-                if self.claim().await? {
-                    info!(%running, %wanted, "restarting etcd with the new configuration");
-                    self.sessions.restart();
-                    self.restarted().await;
-                }
-            }
+        let patience = WITHOUT_VOTE + STAGGER * u32::try_from(self.ordinal()).unwrap_or(0);
+        let goes = if is_overdue(voteless, self.status.read(votes), patience) {
+            self.goes_alone()?
+        } else {
+            self.goes_in_turn().await?
+        };
+        if goes {
+            info!(%running, %wanted, "restarting etcd with the new configuration");
+            *voteless = None;
+            self.sessions.restart();
+            self.restarted().await;
         }
         Ok(LOOK)
+    }
+
+    /// Whether it is the member's turn, and nobody else is faster.
+    async fn goes_in_turn(&self) -> Result<bool, RolloutError> {
+        match self.turn().await? {
+            Turn::Go => return self.claim().await,
+            Turn::Wait(why) => self.wait(&why),
+            // The restart comes when the other one leads.
+            Turn::HandOver(successor) => self.hand_over(&successor).await?,
+        }
+        Ok(false)
+    }
+
+    /// Whether a member without a vote may restart: whatever the others do, but not to where nobody would find it.
+    fn goes_alone(&self) -> Result<bool, RolloutError> {
+        let running = self.connector.running.as_deref().map(config::read).transpose()?;
+        let known = running.as_ref().and_then(peer_scheme);
+        if let Some(why) = self.moved_peers(known)? {
+            self.wait(&why);
+            return Ok(false);
+        }
+        info!("the member has had no vote for long: its restart needs nobody's agreement");
+        self.announce();
+        Ok(true)
     }
 
     /// What a member's etcd should run with.
@@ -129,14 +170,9 @@ impl Rollout {
 
     /// Whether etcd, which runs with what is wanted, serves as well. Then nothing is waited for any more.
     fn is_done(&self) -> bool {
-        let serves = |status: &EtcdMemberStatus| {
-            let ready = status
-                .conditions
-                .iter()
-                .find(|known| known.type_ == condition::READY);
-            ready.is_some_and(|ready| ready.status == ConditionStatus::True)
-        };
-        let serves = self.status.read(serves);
+        let serves = self.status.read(|status| {
+            find_condition(&status.conditions, condition::READY).is_some_and(Condition::is_true)
+        });
         if serves {
             self.status.no_condition(condition::RESTARTING);
         }
@@ -145,10 +181,7 @@ impl Rollout {
 
     fn wait(&self, why: &str) {
         let told = self.status.read(|status| {
-            let told = status
-                .conditions
-                .iter()
-                .find(|known| known.type_ == condition::RESTARTING);
+            let told = find_condition(&status.conditions, condition::RESTARTING);
             told.is_some_and(|told| told.message == why)
         });
         if !told {
@@ -162,15 +195,26 @@ impl Rollout {
         );
     }
 
+    fn announce(&self) {
+        self.status.condition(
+            condition::RESTARTING,
+            ConditionStatus::True,
+            condition::CONFIGURATION_CHANGED,
+            "etcd is restarted with its new configuration",
+        );
+    }
+
+    fn ordinal(&self) -> usize {
+        let mut members = self.cluster.members.iter();
+        members
+            .position(|member| member.name == self.own)
+            .unwrap_or(usize::MAX)
+    }
+
     async fn turn(&self) -> Result<Turn, RolloutError> {
         let leads = self.status.read(|status| status.role == Some(MemberRole::Leader));
-        let ordinal = self
-            .cluster
-            .members
-            .iter()
-            .position(|member| member.name == self.own);
         let place = Place {
-            ordinal: ordinal.unwrap_or(usize::MAX),
+            ordinal: self.ordinal(),
             leads,
         };
         if self.cluster.members.len() <= 1 {
@@ -178,7 +222,9 @@ impl Rollout {
         }
         let mut client = self.connector.local().await?;
         let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
-        if let Some(why) = self.moved_peers(listed.members())? {
+        let own = listed.members().iter().find(|member| member.name() == self.own);
+        let known = own.and_then(|own| own.peer_urls().first());
+        if let Some(why) = self.moved_peers(known.and_then(|url| scheme(url)))? {
             return Ok(Turn::Wait(why));
         }
         let others = self
@@ -193,17 +239,9 @@ impl Rollout {
     }
 
     /// A member whose peers are to reach it in another way than the cluster knows must not start like that.
-    fn moved_peers(&self, listed: &[Member]) -> Result<Option<String>, RolloutError> {
-        let own = listed.iter().find(|member| member.name() == self.own);
-        let known = own
-            .and_then(|own| own.peer_urls().first())
-            .and_then(|url| scheme(url).map(str::to_owned));
+    fn moved_peers(&self, known: Option<&str>) -> Result<Option<String>, RolloutError> {
         let file = self.file(&self.own)?;
-        let wanted = file
-            .get("listen-peer-urls")
-            .and_then(Value::as_str)
-            .and_then(scheme);
-        Ok(match (known.as_deref(), wanted) {
+        Ok(match (known, peer_scheme(&file)) {
             (Some(known), Some(wanted)) if known != wanted => Some(format!(
                 "the cluster reaches this member by {known}, the new configuration is for {wanted}: TLS between the peers \
                  of a running cluster can't be switched on or off"
@@ -223,11 +261,7 @@ impl Rollout {
                 && status.observed_tls_hash.as_deref().unwrap_or_default() == wanted.authorities
         });
         let restarting = record.is_some_and(|status| {
-            let condition = status
-                .conditions
-                .iter()
-                .find(|known| known.type_ == condition::RESTARTING);
-            condition.is_some_and(|restarting| restarting.status == ConditionStatus::True)
+            find_condition(&status.conditions, condition::RESTARTING).is_some_and(Condition::is_true)
         });
         let mut peer = Peer {
             ordinal,
@@ -273,12 +307,7 @@ impl Rollout {
 
     /// Says that this member restarts, then looks again. False when somebody else was faster.
     async fn claim(&self) -> Result<bool, RolloutError> {
-        self.status.condition(
-            condition::RESTARTING,
-            ConditionStatus::True,
-            condition::CONFIGURATION_CHANGED,
-            "etcd is restarted with its new configuration",
-        );
+        self.announce();
         let Some(kubernetes) = &self.kubernetes else {
             return Ok(true);
         };
@@ -305,6 +334,64 @@ impl Rollout {
     }
 }
 
+/// Whether etcd has answered lately as one that votes and knows its leader.
+fn votes(status: &EtcdMemberStatus) -> bool {
+    matches!(status.role, Some(MemberRole::Leader | MemberRole::Follower))
+}
+
+/// Whether there has been no vote for long. `since` goes on from one look to the next.
+fn is_overdue(since: &mut Option<Instant>, votes: bool, patience: Duration) -> bool {
+    if votes {
+        *since = None;
+        return false;
+    }
+    since.get_or_insert_with(Instant::now).elapsed() >= patience
+}
+
+fn peer_scheme(etcd: &Map<String, Value>) -> Option<&str> {
+    etcd.get("listen-peer-urls")
+        .and_then(Value::as_str)
+        .and_then(scheme)
+}
+
 fn scheme(url: &str) -> Option<&str> {
     url.split_once("://").map(|(scheme, _)| scheme)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An etcd that starts or has an election goes through a while without a vote; one that has never served stays so.
+    #[tokio::test(start_paused = true)]
+    async fn only_who_has_no_vote_for_long_goes_out_of_turn() {
+        let mut since = None;
+        let mut look = |votes| is_overdue(&mut since, votes, WITHOUT_VOTE);
+        let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+        assert!(!look(true));
+        assert!(!look(false));
+        pass(59).await;
+        assert!(!look(false));
+        assert!(!look(true), "it votes again");
+        pass(60).await;
+        assert!(!look(false), "it begins anew");
+        pass(60).await;
+        assert!(look(false));
+    }
+
+    #[test]
+    fn whoever_does_not_answer_or_knows_no_leader_has_no_vote() {
+        for (role, expected) in [
+            (None, false),
+            (Some(MemberRole::Learner), false),
+            (Some(MemberRole::Follower), true),
+            (Some(MemberRole::Leader), true),
+        ] {
+            let status = EtcdMemberStatus {
+                role,
+                ..EtcdMemberStatus::default()
+            };
+            assert_eq!(votes(&status), expected, "{:?}", status.role);
+        }
+    }
 }
