@@ -166,7 +166,7 @@ async fn read_back(owner: &Owner, stored: &StoredSnapshot) -> Verdict {
         let _turn = turn;
         let begun = Instant::now();
         let checked = chain::read_back(&store, &stored, &Handle::current()).await;
-        let verdict = checked.unwrap_or_else(broke_off);
+        let verdict = checked.unwrap_or_else(|error| broke_off(&error));
         if let Some(sound) = verdict.is_sound() {
             metrics.verified(stored.name.kind, sound, begun.elapsed());
             if sound {
@@ -175,10 +175,10 @@ async fn read_back(owner: &Owner, stored: &StoredSnapshot) -> Verdict {
         }
         verdict
     });
-    checked.await.unwrap_or_else(broke_off)
+    checked.await.unwrap_or_else(|error| broke_off(&error))
 }
 
-fn broke_off(error: JoinError) -> Verdict {
+fn broke_off(error: &JoinError) -> Verdict {
     Verdict::Unknown {
         reason: format!("the check broke off: {error}"),
     }
