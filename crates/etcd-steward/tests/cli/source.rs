@@ -43,10 +43,8 @@ impl Source {
             delta_snapshot_period: Some(Duration::ZERO.into()),
             ..BackupSpec::default()
         };
-        let status = Status::new(EtcdMemberStatus {
-            role: Some(MemberRole::Leader),
-            ..EtcdMemberStatus::default()
-        });
+        let status = Status::new(EtcdMemberStatus::default());
+        status.update(|status| status.role = Some(MemberRole::Leader));
         let connector = Connector {
             tls: PathBuf::new(),
             auth: None,
