@@ -73,7 +73,7 @@ async fn scl_05_a_learner_is_not_updated_by_a_version_that_forgets_it() -> anyho
         let log = rig.members[1].log();
         let line = log
             .lines()
-            .find(|line| line.contains("isn't told this member's new peer URLs"));
+            .rfind(|line| line.contains("isn't told this member's new peer URLs"));
         let line = line.context("it isn't told")?;
         ensure!(
             line.contains("3.5.16") && line.contains("forgets that a learner is one"),

@@ -241,6 +241,7 @@ impl Steward {
             member: self.member.clone(),
             config_file: self.args.config.join(etcd_file(&self.member.name)),
             running: sessions.running(),
+            version: sessions.version(),
             kubernetes: shared.kubernetes.clone(),
         };
         self.part("peer URLs", peer_urls.run(self.parts.shutdown.clone()));

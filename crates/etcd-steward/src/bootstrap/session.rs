@@ -73,6 +73,11 @@ impl Sessions {
         self.restarts.send_modify(|count| *count += 1);
     }
 
+    /// The version of the etcd that the launcher starts; empty until it has told.
+    pub fn version(&self) -> watch::Receiver<String> {
+        self.version.subscribe()
+    }
+
     /// What the etcd that runs was started with, if one does.
     pub fn running(&self) -> watch::Receiver<Option<Version>> {
         self.running.subscribe()

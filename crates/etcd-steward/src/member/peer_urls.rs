@@ -18,7 +18,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use self::gate::{Change, Refusal, change};
+use self::gate::{Change, change};
 use super::{Status, kubernetes::Kubernetes};
 use crate::{
     bootstrap::config::{self, ConfigError, Version},
@@ -51,6 +51,8 @@ pub struct PeerUrls {
     pub config_file: PathBuf,
     /// What its etcd runs with.
     pub running: watch::Receiver<Option<Version>>,
+    /// The version of its etcd, which doesn't answer while it is a learner.
+    pub version: watch::Receiver<String>,
     /// For Events.
     pub kubernetes: Option<Kubernetes>,
 }
@@ -69,6 +71,7 @@ impl PeerUrls {
     async fn work(&self) {
         let mut changes = self.status.subscribe();
         let mut running = self.running.clone();
+        let mut told = None;
         loop {
             running.mark_unchanged();
             let Ok(role) = changes
@@ -79,11 +82,15 @@ impl PeerUrls {
                 return;
             };
             let again = async {
-                while let Err(error) = self.look().await {
-                    debug!(%error, "failed to compare the peer URLs");
+                loop {
+                    match self.look(&mut told).await {
+                        Ok(true) => std::future::pending::<()>().await,
+                        // Others may be updated, or answer by then.
+                        Ok(false) => {}
+                        Err(error) => debug!(%error, "failed to compare the peer URLs"),
+                    }
                     sleep(RETRY).await;
                 }
-                std::future::pending::<()>().await;
             };
             tokio::select! {
                 () = again => {}
@@ -93,29 +100,36 @@ impl PeerUrls {
         }
     }
 
-    async fn look(&self) -> Result<(), PeerUrlError> {
+    /// False if something is left to be done. `told` is the last refusal.
+    async fn look(&self, told: &mut Option<String>) -> Result<bool, PeerUrlError> {
         let newest = config::version_of(&config::read(&self.config_file)?)?;
         if self.running.borrow().as_ref() != Some(&newest) {
             // It still listens where it did.
-            return Ok(());
+            return Ok(true);
         }
         let Some((mut client, members, id)) = self.listed().await? else {
-            return Ok(());
+            return Ok(true);
         };
         let Some(own) = members.iter().find(|member| member.id() == id) else {
-            return Ok(());
+            return Ok(true);
         };
         let change = change(own.peer_urls(), &self.member.peer_urls);
         let learner_at = match change {
-            Change::Update if own.is_learner() => self.versions(&members).await,
+            Change::Update if own.is_learner() => self.versions(&members, id).await,
             _ => Vec::new(),
         };
         match gate::allowed(change, &learner_at) {
-            Change::None => Ok(()),
-            Change::Update => self.update(&mut client, id, own.peer_urls()).await,
+            Change::None => Ok(true),
+            Change::Update => {
+                self.update(&mut client, id, own.peer_urls()).await?;
+                Ok(true)
+            }
             Change::Refuse(refusal) => {
-                self.refuse(&refusal).await;
-                Ok(())
+                let refusal = refusal.to_string();
+                if told.replace(refusal.clone()).as_ref() != Some(&refusal) {
+                    self.refuse(&refusal).await;
+                }
+                Ok(false)
             }
         }
     }
@@ -144,15 +158,18 @@ impl PeerUrls {
     }
 
     /// Versions of all members that have ever started: each carries out the change itself. One that doesn't answer has none.
-    async fn versions(&self, members: &[Member]) -> Vec<String> {
-        let started = members.iter().filter(|member| !member.client_urls().is_empty());
+    async fn versions(&self, members: &[Member], own: u64) -> Vec<String> {
+        let started = members
+            .iter()
+            .filter(|member| member.id() != own && !member.client_urls().is_empty());
         let asked = started.map(|member| async move {
             let mut client = self.connector.remote(member.client_urls()).await?;
             let status = call("status", CALL_TIMEOUT, client.status()).await?;
             Ok::<_, EtcdError>(status.version().to_owned())
         });
-        let versions = join_all(asked).await.into_iter();
-        versions.map(Result::unwrap_or_default).collect()
+        let others = join_all(asked).await.into_iter().map(Result::unwrap_or_default);
+        let own = self.version.borrow().clone();
+        others.chain([own]).collect()
     }
 
     async fn update(&self, client: &mut Client, id: u64, before: &[String]) -> Result<(), PeerUrlError> {
@@ -163,11 +180,11 @@ impl PeerUrls {
         Ok(())
     }
 
-    async fn refuse(&self, refusal: &Refusal) {
-        warn!(%refusal, "the cluster isn't told this member's new peer URLs");
+    async fn refuse(&self, refusal: &str) {
+        warn!(refusal, "the cluster isn't told this member's new peer URLs");
         if let Some(kubernetes) = &self.kubernetes {
             kubernetes
-                .warn("UpdatePeerURLs", "PeerURLsNotUpdated", &refusal.to_string())
+                .warn("UpdatePeerURLs", "PeerURLsNotUpdated", refusal)
                 .await;
         }
     }

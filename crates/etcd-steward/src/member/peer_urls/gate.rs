@@ -36,6 +36,10 @@ pub(super) enum Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Learner(version) if version.is_empty() => f.write_str(
+                "a member doesn't answer, and its etcd may forget that a learner is one when its peer URLs are updated: not \
+                 done before it answers, or this member votes",
+            ),
             Self::Learner(version) => write!(
                 f,
                 "etcd {version:?} forgets that a learner is one when its peer URLs are updated (fixed in 3.5.31 and 3.6.12): \
