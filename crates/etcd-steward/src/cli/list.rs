@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use indicatif::HumanBytes;
 use serde::Serialize;
+use snapstore::Object;
 
 use super::{
     Exit,
@@ -26,15 +27,26 @@ struct Listed {
     /// By last revision.
     snapshots: Vec<Snapshot>,
     /// Pieces that uploads have left.
-    chunks: Vec<Chunk>,
+    chunks: Vec<Other>,
+    /// Manifests whose snapshot isn't there.
+    orphans: Vec<Other>,
     /// What has no known name.
     unknown: Vec<Unknown>,
 }
 
 #[derive(Serialize)]
-struct Chunk {
+struct Other {
     key: String,
     size: u64,
+}
+
+impl Other {
+    fn new(object: Object) -> Self {
+        Self {
+            key: object.key,
+            size: object.size,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -47,10 +59,11 @@ struct Unknown {
 pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     let store = args.store.open()?;
     let listing = store.list().await?;
-    let chunks = listing.chunks.into_iter().map(|chunk| Chunk {
-        key: chunk.object.key,
-        size: chunk.object.size,
-    });
+    let chunks = listing.chunks.into_iter().map(|chunk| Other::new(chunk.object));
+    let orphans = listing
+        .orphans
+        .into_iter()
+        .map(|orphan| Other::new(orphan.object));
     let unknown = listing.unparsable.into_iter().map(|unknown| Unknown {
         key: unknown.object.key,
         size: unknown.object.size,
@@ -60,6 +73,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
         store: store.location().to_owned(),
         snapshots: listing.snapshots.iter().map(Snapshot::new).collect(),
         chunks: chunks.collect(),
+        orphans: orphans.collect(),
         unknown: unknown.collect(),
     })?;
     Ok(Exit::Done)
@@ -80,6 +94,9 @@ impl Report for Listed {
         write_table(&table, out)?;
         for Unknown { key, reason, .. } in &self.unknown {
             writeln!(out, "unknown: {key}: {reason}")?;
+        }
+        for Other { key, .. } in &self.orphans {
+            writeln!(out, "manifest without its snapshot: {key}")?;
         }
         if !self.chunks.is_empty() {
             writeln!(out, "{} chunks of unfinished uploads", self.chunks.len())?;

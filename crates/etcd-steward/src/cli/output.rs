@@ -81,6 +81,8 @@ pub(super) struct Snapshot {
     /// `v1` or `v2`.
     pub layout: &'static str,
     pub excluded: bool,
+    /// Whether a manifest lies beside it.
+    pub manifest: bool,
     pub immutable_until: Option<Timestamp>,
 }
 
@@ -101,6 +103,7 @@ impl Snapshot {
                 Layout::V2 => "v2",
             },
             excluded: stored.excluded,
+            manifest: stored.manifest.is_some(),
             immutable_until: stored.object.immutable_until,
         }
     }

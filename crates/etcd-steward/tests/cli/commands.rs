@@ -17,7 +17,7 @@ fn assert_fields(value: &Value, expected: &[&str]) {
     assert_eq!(fields(value), expected.iter().copied().collect(), "{value}");
 }
 
-const SNAPSHOT: [&str; 11] = [
+const SNAPSHOT: [&str; 12] = [
     "name",
     "kind",
     "startRevision",
@@ -28,6 +28,7 @@ const SNAPSHOT: [&str; 11] = [
     "size",
     "layout",
     "excluded",
+    "manifest",
     "immutableUntil",
 ];
 
@@ -47,11 +48,17 @@ fn documents_have_their_fields() {
     fs::write(leftover.join("0000000001"), "a part of an upload").unwrap();
     fs::write(store.join("v2/notes.txt"), "a note").unwrap();
 
+    let orphan = store.join("v2/Manifest-Full-00000000-00000098-1700000000.gz");
+    fs::write(&orphan, "{}").unwrap();
+
     let list = on(&store, "list", &["-o", "json"]).ok().json();
-    assert_fields(&list, &["store", "snapshots", "chunks", "unknown"]);
+    assert_fields(&list, &["store", "snapshots", "chunks", "orphans", "unknown"]);
+    assert_fields(&list["orphans"][0], &["key", "size"]);
     assert_fields(&list["snapshots"][0], &SNAPSHOT);
     assert_fields(&list["chunks"][0], &["key", "size"]);
     assert_fields(&list["unknown"][0], &["key", "size", "reason"]);
+
+    fs::remove_file(&orphan).unwrap();
 
     let verify = on(&store, "verify", &["-o", "json"]).ok().json();
     assert_fields(&verify, &["store", "chains", "newest"]);
