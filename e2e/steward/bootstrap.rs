@@ -5,10 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt as _, time::SystemTime};
 use anyhow::ensure;
 use serde_json::{Value, json};
 
-use crate::{
-    launch::program,
-    rig::{Rig, Setup},
-};
+use crate::rig::{Rig, Setup};
 
 /// Every minor version starts, and a cluster that loses its power comes back as the same members with all data.
 async fn life(etcd: &'static str) -> anyhow::Result<()> {
@@ -59,23 +56,9 @@ async fn rejoins(backup: Value) -> anyhow::Result<()> {
     rig.members[2].kill();
     rig.members[2].wipe()?;
     rig.members[2].start()?;
-    rig.until_ready().await?;
-    ensure!(
-        rig.members[2].id().await? != id,
-        "an empty member took up its old ID"
-    );
-    ensure!(rig.members[2].count("/kept/").await? == 10, "keys are missing");
-    let mut client = rig.client().await?;
-    rig.until("all are voters", async || {
-        let list = client.clone().member_list().await?;
-        ensure!(
-            list.members().len() == 3 && list.members().iter().all(|member| !member.is_learner()),
-            "{list:?}"
-        );
-        Ok(())
-    })
-    .await?;
-    client.put("/kept/after", "x", None).await?;
+    rig.until_joined_anew(2, id, 10).await?;
+    rig.until_all_vote().await?;
+    rig.client().await?.put("/kept/after", "x", None).await?;
     Ok(())
 }
 
@@ -140,36 +123,7 @@ async fn boot_05_a_damaged_member_that_waits_reads_its_data_once() -> anyhow::Re
         rig.members[2].log()
     );
     rig.members[1].start()?;
-    rig.until_ready().await?;
-    ensure!(rig.members[2].id().await? != id, "it took up its old ID");
-    ensure!(rig.members[2].count("/kept/").await? == 10, "keys are missing");
-    Ok(())
-}
-
-/// An etcd that ended before it had stored anything has damaged nothing: its next start is its first one.
-#[tokio::test]
-async fn a_first_start_that_failed_is_no_damage() -> anyhow::Result<()> {
-    let mut rig = Rig::new(Setup {
-        backup: json!(null),
-        ..Setup::single()
-    })?;
-    // At its first start it looks for others, finds nobody, and ends.
-    let folder = tempfile::tempdir()?;
-    let failed = folder.path().join("failed");
-    let script = format!(
-        "if [ \"$1\" = --config-file ] && [ ! -e {0} ]; then touch {0}; \
-         sed -i 's#^initial-cluster-state:.*#initial-cluster-state: existing#; s#t1-0=http#t1-9=http://127.0.0.1:1,&#' \
-         \"$2\"; fi\nPATH=${{PATH#*:}} exec etcd \"$@\"",
-        failed.display()
-    );
-    program(folder.path(), &script)?;
-    rig.members[0].programs = Some(folder.path().to_owned());
-    rig.start_all()?;
-    rig.until_ready().await?;
-    ensure!(failed.exists(), "no start failed");
-    let words = rig.members[0].launcher_log();
-    ensure!(words.contains("cannot fetch cluster info"), "{words}");
-    Ok(())
+    rig.until_joined_anew(2, id, 10).await
 }
 
 /// BOOT-10: a member that finds another member's volume refuses it, and writes nothing on it.

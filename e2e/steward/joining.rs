@@ -21,20 +21,6 @@ fn without_store(size: usize) -> Setup {
     }
 }
 
-/// Waits until so many members vote, and there are no others.
-async fn until_voters(rig: &Rig, count: usize) -> anyhow::Result<()> {
-    rig.until("all vote", async || {
-        let listed = rig.members[0].client().await?.member_list().await?;
-        let members = listed.members();
-        ensure!(
-            members.len() == count && members.iter().all(|member| !member.is_learner()),
-            "{listed:?}"
-        );
-        Ok(())
-    })
-    .await
-}
-
 /// SCL-06: etcd promotes whoever has received the log. Whoever doesn't serve doesn't ask for it: as a voter it would cost
 /// the quorum that the cluster has without it.
 #[tokio::test]
@@ -70,7 +56,7 @@ async fn scl_06_a_learner_that_does_not_serve_stays_one() -> anyhow::Result<()> 
         "{listed:?}"
     );
     let _proxy = Proxy::start(port, etcd).await?;
-    until_voters(&rig, 2).await
+    rig.until_all_vote().await
 }
 
 /// A learner doesn't say to whom it would listen, nor how far it is: that it is one is answer enough.
@@ -115,7 +101,7 @@ async fn a_failed_start_of_a_replacement_keeps_the_old_data() -> anyhow::Result<
     rig.members[1].programs = Some(folder.path().to_owned());
     rig.members[1].start()?;
     rig.until_ready().await?;
-    until_voters(&rig, 3).await?;
+    rig.until_all_vote().await?;
     ensure!(failed.exists(), "no start failed");
     let words = rig.members[1].launcher_log();
     ensure!(words.contains("cannot fetch cluster info"), "{words}");

@@ -250,3 +250,29 @@ async fn launch_a_check_does_not_hold_up_the_end() -> anyhow::Result<()> {
     ensure!(code == Some(0), "it ended with {code:?}");
     Ok(())
 }
+
+/// An etcd that ended before it had stored anything has damaged nothing: its next start is its first one.
+#[tokio::test]
+async fn a_first_start_that_failed_is_no_damage() -> anyhow::Result<()> {
+    let mut rig = Rig::new(Setup {
+        backup: json!(null),
+        ..Setup::single()
+    })?;
+    // At its first start it looks for others, finds nobody, and ends.
+    let folder = tempfile::tempdir()?;
+    let failed = folder.path().join("failed");
+    let script = format!(
+        "if [ \"$1\" = --config-file ] && [ ! -e {0} ]; then touch {0}; \
+         sed -i 's#^initial-cluster-state:.*#initial-cluster-state: existing#; s#t1-0=http#t1-9=http://127.0.0.1:1,&#' \
+         \"$2\"; fi\nPATH=${{PATH#*:}} exec etcd \"$@\"",
+        failed.display()
+    );
+    program(folder.path(), &script)?;
+    rig.members[0].programs = Some(folder.path().to_owned());
+    rig.start_all()?;
+    rig.until_ready().await?;
+    ensure!(failed.exists(), "no start failed");
+    let words = rig.members[0].launcher_log();
+    ensure!(words.contains("cannot fetch cluster info"), "{words}");
+    Ok(())
+}

@@ -107,7 +107,7 @@ async fn scl_04_a_learner_that_never_starts_is_removed() -> anyhow::Result<()> {
     rig.members[0].kill_steward();
     rig.start_all()?;
     rig.until_ready().await?;
-    all_vote(&rig).await
+    rig.until_all_vote().await
 }
 
 /// SCL-04: a wanted member that was removed while it was away comes back by itself: its old data can't be used any more.
@@ -132,11 +132,8 @@ async fn scl_04_a_removed_member_joins_anew() -> anyhow::Result<()> {
     })
     .await?;
     rig.members[2].start()?;
-    rig.until_ready().await?;
-    all_vote(&rig).await?;
-    ensure!(rig.members[2].id().await? != removed, "it took up its old ID");
-    ensure!(rig.members[2].count("/kept/").await? == 10, "keys are missing");
-    Ok(())
+    rig.until_joined_anew(2, removed, 10).await?;
+    rig.until_all_vote().await
 }
 
 /// SCL-05: a member that is alone tells itself, or it couldn't be joined.
@@ -238,18 +235,4 @@ async fn scl_06_a_promotion_is_proven_from_all_sides() -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-async fn all_vote(rig: &Rig) -> anyhow::Result<()> {
-    rig.until("all three vote", async || {
-        let listed = rig.members[0].client().await?.member_list().await?;
-        let voters = listed
-            .members()
-            .iter()
-            .filter(|member| !member.is_learner())
-            .count();
-        ensure!(voters == 3 && listed.members().len() == 3, "{listed:?}");
-        Ok(())
-    })
-    .await
 }

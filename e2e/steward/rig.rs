@@ -243,6 +243,34 @@ impl Rig {
         .await
     }
 
+    /// Waits until all members vote, and there are no others.
+    pub(crate) async fn until_all_vote(&self) -> anyhow::Result<()> {
+        self.until("all vote", async || {
+            let listed = self.members[0].client().await?.member_list().await?;
+            let members = listed.members();
+            ensure!(
+                members.len() == self.members.len() && members.iter().all(|member| !member.is_learner()),
+                "{listed:?}"
+            );
+            Ok(())
+        })
+        .await
+    }
+
+    /// Waits until all serve, one of them as another member than it was, with the keys that are to be kept.
+    pub(crate) async fn until_joined_anew(
+        &self,
+        member: usize,
+        before: u64,
+        kept: i64,
+    ) -> anyhow::Result<()> {
+        self.until_ready().await?;
+        let member = &self.members[member];
+        ensure!(member.id().await? != before, "it took up its old ID");
+        ensure!(member.count("/kept/").await? == kept, "keys are missing");
+        Ok(())
+    }
+
     /// Waits until something holds. What it was like at last is in the error.
     pub(crate) async fn until<T>(
         &self,
