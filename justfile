@@ -18,14 +18,23 @@ default:
 test: fmt-check shellcheck lint generate-check test-unit deny test-cluster test-stores e2e helm-lint
 
 # A cluster with Druid and an etcd cluster with backups on it, and a short tour
-demo: build (up "3") images stores
+demo: programs (up "3") (images "druid etcd:3.6") stores
     e2e/demo.sh
+
+# A task as on a machine that never built Druid: in a bare Debian root, with no more than Rust, Go and their download caches
+fresh *args:
+    e2e/fresh.sh {{ args }}
 
 # --- Rust -----------------------------------------------------------------------
 
-# Build all programs
+# Build all programs and libraries
 build:
     cargo build --workspace
+
+# Build the programs, and put druidctl beside the other tools
+programs:
+    cargo build --workspace --bins
+    {{ cluster }}/programs.sh druidctl
 
 # Tests that need nothing but this machine and etcd's binaries; arguments go to the tests. Scenarios mostly wait
 test-unit *args:
@@ -101,7 +110,6 @@ generate-check:
 
 # Start the dev cluster, or what is missing of it, with up to nine nodes
 up *nodes:
-    {{ cluster }}/build.sh
     {{ cluster }}/up.sh {{ nodes }}
 
 # Stop the dev cluster and its stores, and remove all that they hold

@@ -6,7 +6,7 @@ state=${DRUID_DEV_STATE:-/var/lib/druid-dev}
 name=demo
 k() { kubectl -n default "$@"; }
 say() { printf '\n== %s\n' "$*"; }
-now() { date +%s.%N; }
+now() { date +%s%3N; } # milliseconds
 condition() { printf '{.status.conditions[?(@.type=="%s")].status}' "$1"; }
 
 say "Install Druid with its helm chart"
@@ -47,7 +47,8 @@ begin=$(now)
 k apply -f "$manifest"
 k wait etcd/$name --for=jsonpath="$(condition AllMembersReady)"=True --timeout=180s >/dev/null
 k wait etcd/$name --for=condition=Ready --timeout=60s >/dev/null
-printf 'three members are ready %.1f s after kubectl apply\n' "$(echo "$(now) - $begin" | bc)"
+took=$(($(now) - begin))
+echo "three members are ready $((took / 1000)).$((took % 1000 / 100)) s after kubectl apply"
 
 say "Write through it"
 for i in $(seq 10); do

@@ -1,14 +1,19 @@
 #!/bin/bash
 # Bring druid's own images and plain etcd images to the cluster. What has not changed is skipped.
 #
-#   images.sh [NAME...]    default: all of them
+#   images.sh [NAME...]    default: all of them; druid: all of Druid's own
 #
 # localhost/druid/<program>:dev holds a program from cargo's target folder (build it first) and runs as
 # user 65532; localhost/etcd:<minor> is like the usual etcd image: no user set. None has a shell.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 programs=(etcd-controller custodian compaction-controller opstask-controller etcd-steward)
-(($#)) || set -- "${programs[@]}" etcd:3.5 etcd:3.6 etcd:3.7
+(($#)) || set -- druid etcd:3.5 etcd:3.6 etcd:3.7
+names=()
+for name; do
+  if [[ $name == druid ]]; then names+=("${programs[@]}"); else names+=("$name"); fi
+done
+set -- "${names[@]}"
 certificates=/etc/ssl/certs/ca-certificates.crt
 [[ -f $certificates ]] || die "install ca-certificates"
 
@@ -30,13 +35,11 @@ one() {
   esac
 }
 
-if [[ " $* " == *" etcd:"* ]]; then "$HERE/build.sh" etcd-3.5 etcd-3.6 etcd-3.7; fi
+tools=()
 for name; do
-  [[ $name != etcd:* ]] || continue
-  built=$(cd "$HERE" && cargo metadata --format-version 1 --no-deps --offline | jq -r .target_directory)
-  built+=/${CARGO_BUILD_TARGET:-$(rustc -vV | sed -n 's/^host: //p')}/debug
-  break
+  if [[ $name == etcd:* ]]; then tools+=("etcd-${name#etcd:}"); else built=${built:-$(program_folder)}; fi
 done
+((!${#tools[@]})) || "$HERE/build.sh" "${tools[@]}"
 
 jobs=()
 for name; do one "$name" & jobs+=($!); done
