@@ -1,6 +1,11 @@
 //! A member's whole life without Kubernetes: real etcd processes, stewards and a store on loopback. The id of a field
 //! report in a comment names the trouble that somebody had elsewhere.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "scenarios look at what single members list"
+)]
+
 mod backups;
 mod bootstrap;
 mod defragmentation;
@@ -8,6 +13,7 @@ mod deltas;
 mod drills;
 mod faults;
 mod histories;
+mod identity;
 mod joining;
 mod launch;
 mod learners;

@@ -33,6 +33,8 @@ pub(crate) struct Member {
     ports: Ports,
     /// The port by which peers reach it, if that isn't its own.
     front: Option<u16>,
+    /// The port by which the other stewards reach its steward, if that isn't its own.
+    api_front: Option<u16>,
     /// Where its steward is told that all others serve their clients, if that isn't so.
     strangers: Option<String>,
     /// A folder with programs that come before those of etcd's version.
@@ -101,6 +103,7 @@ impl Member {
             etcd,
             ports: Ports::free()?,
             front: None,
+            api_front: None,
             strangers: None,
             programs: None,
             secure: false,
@@ -214,6 +217,19 @@ impl Member {
     pub(crate) fn api_url(&self) -> String {
         let scheme = if self.secure { "https" } else { "http" };
         format!("{scheme}://127.0.0.1:{}", self.ports.api)
+    }
+
+    /// Where the other stewards reach its steward.
+    pub(crate) fn front_api_url(&self) -> String {
+        match self.api_front {
+            Some(port) => format!("http://127.0.0.1:{port}"),
+            None => self.api_url(),
+        }
+    }
+
+    /// Has the other stewards reach its steward by another port.
+    pub(crate) fn api_reached_by(&mut self, front: u16) {
+        self.api_front = Some(front);
     }
 
     pub(crate) fn api_port(&self) -> u16 {

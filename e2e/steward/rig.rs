@@ -59,6 +59,10 @@ impl Setup {
 pub(crate) struct Rig {
     pub(crate) members: Vec<Member>,
     setup: Setup,
+    /// UID of the Etcd, and the token of its cluster.
+    uid: &'static str,
+    /// Its namespace.
+    namespace: String,
     folder: TempDir,
 }
 
@@ -69,6 +73,8 @@ impl Rig {
         let mut rig = Self {
             members: Vec::new(),
             setup,
+            uid: "u-1",
+            namespace: "lab".to_owned(),
             folder,
         };
         rig.resize(rig.setup.size)?;
@@ -100,6 +106,12 @@ impl Rig {
         self.members.iter_mut().try_for_each(Member::start)
     }
 
+    /// Starts all stewards anew, and what doesn't run.
+    pub(crate) fn start_stewards_anew(&mut self) -> anyhow::Result<()> {
+        self.members.iter_mut().for_each(Member::kill_steward);
+        self.start_all()
+    }
+
     /// Ends everything at once, as when the machine loses its power.
     pub(crate) fn kill_all(&mut self) {
         self.members.iter_mut().for_each(Member::kill);
@@ -113,6 +125,22 @@ impl Rig {
             self.members.push(Member::new(name, folder, self.setup.etcd)?);
         }
         fs::create_dir_all(self.store())?;
+        self.reconfigure()
+    }
+
+    /// Has the stewards record what they do in the EtcdMembers of a namespace.
+    pub(crate) fn record_in(&mut self, namespace: &str) -> anyhow::Result<()> {
+        let kubeconfig = std::env::var("KUBECONFIG").context("KUBECONFIG must name a cluster")?;
+        for member in &mut self.members {
+            member.kubeconfig = Some(PathBuf::from(&kubeconfig));
+        }
+        namespace.clone_into(&mut self.namespace);
+        self.reconfigure()
+    }
+
+    /// As an Etcd that was deleted and made again under its name.
+    pub(crate) fn make_anew(&mut self, uid: &'static str) -> anyhow::Result<()> {
+        self.uid = uid;
         self.reconfigure()
     }
 
@@ -140,7 +168,7 @@ impl Rig {
             .map(|other| {
                 json!({
                     "name": other.name, "pod": other.name, "peerUrls": [other.peer_url()],
-                    "clientUrls": [member.sees(other)], "stewardUrl": other.api_url(),
+                    "clientUrls": [member.sees(other)], "stewardUrl": other.front_api_url(),
                 })
             })
             .collect();
@@ -153,7 +181,7 @@ impl Rig {
                 json!({"provider": "Local", "container": self.second_store(), "prefix": ""});
         }
         let mut steward = json!({
-            "cluster": {"name": "t1", "namespace": "lab", "uid": "u-1", "token": "u-1", "members": members},
+            "cluster": {"name": "t1", "namespace": self.namespace, "uid": self.uid, "token": self.uid, "members": members},
             "backup": if backup.is_null() { json!({}) } else { backup },
         });
         let initial: Vec<_> = self
@@ -168,7 +196,7 @@ impl Rig {
             "advertise-client-urls": member.client_url(),
             "initial-advertise-peer-urls": member.peer_url(),
             "initial-cluster": initial.join(","),
-            "initial-cluster-token": "u-1",
+            "initial-cluster-token": self.uid,
             "listen-metrics-urls": member.metrics_url(),
         });
         for (config, more) in [

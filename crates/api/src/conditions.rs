@@ -157,6 +157,8 @@ pub mod member {
     pub const STORE_ACCESS_DENIED: &str = "StoreAccessDenied";
     pub const PEERS_UNREACHABLE: &str = "PeersUnreachable";
     pub const WRONG_VOLUME: &str = "WrongVolume";
+    /// Of a restoration: no member of a cluster that had formed had data left.
+    pub const ALL_DATA_LOST: &str = "AllDataLost";
     pub const DATA_DIR_LOCKED: &str = "DataDirLocked";
     pub const VALIDATING: &str = "Validating";
     pub const RESTORING: &str = "Restoring";

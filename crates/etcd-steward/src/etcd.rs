@@ -58,10 +58,25 @@ impl EtcdError {
         }
     }
 
+    /// Whether a read was refused by what the cluster has agreed on, and thus after the quorum was asked.
+    fn is_of_agreed_state(&self) -> bool {
+        ["etcdserver: permission denied", "etcdserver: corrupt cluster"].contains(&self.message())
+    }
+
     /// Whether the history that was asked for is compacted.
     pub fn is_compacted(&self) -> bool {
         self.message().contains("required revision has been compacted")
     }
+}
+
+/// What a list of members is to be worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Consistency {
+    /// It holds all changes that a quorum has agreed on: for whatever a decision rests on.
+    Quorum,
+    /// It is what the member that is asked knows itself, with or without a quorum: to be shown, or to be compared with
+    /// others.
+    Local,
 }
 
 /// Makes connections to the members of one cluster. Whether TLS is spoken is told by a URL's scheme.
@@ -109,13 +124,14 @@ impl Connector {
     pub async fn listed_by_others(
         &self,
         others: impl Iterator<Item = &ClusterMember>,
+        consistency: Consistency,
         is_ours: impl Fn(&MemberListResponse) -> bool,
     ) -> Result<Option<(Client, MemberListResponse)>, EtcdError> {
         let mut found = Ok(None);
         for other in others {
             let asked = async {
                 let mut client = self.remote(&other.client_urls).await?;
-                let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+                let listed = list_members(&mut client, consistency).await?;
                 Ok((client, listed))
             };
             match asked.await {
@@ -234,6 +250,34 @@ async fn running_scheme(config: &Path) -> Option<&'static str> {
     } else {
         "http"
     })
+}
+
+/// The members as the one that the client is connected to lists them. The client library asks for a list without a quorum,
+/// always: a linearizable read of the same member before it makes up for that, as in etcd itself. A learner, or a member
+/// without a quorum, doesn't answer such a read.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one place that says what it is worth"
+)]
+pub async fn list_members(
+    client: &mut Client,
+    consistency: Consistency,
+) -> Result<MemberListResponse, EtcdError> {
+    if consistency == Consistency::Quorum {
+        let nothing = GetOptions::new().with_count_only();
+        let read = call(
+            "ask for a quorum",
+            CALL_TIMEOUT,
+            client.get([0_u8], Some(nothing)),
+        )
+        .await;
+        if let Err(error) = read
+            && !error.is_of_agreed_state()
+        {
+            return Err(error);
+        }
+    }
+    call("list members", CALL_TIMEOUT, client.member_list()).await
 }
 
 /// What all connections have in common.

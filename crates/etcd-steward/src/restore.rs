@@ -33,6 +33,7 @@ use tracing::{info, info_span, instrument};
 use crate::{
     bootstrap::evidence::Scene,
     chain::{self, Catalog, FindError, Wanted},
+    etcd::hex_id,
     member::{Status, whole_seconds},
     volume::{self, VolumeError},
 };
@@ -70,6 +71,9 @@ pub enum RestoreError {
     /// The volume can't be written.
     #[error("the restored data directory: {0}")]
     Volume(#[from] VolumeError),
+    /// The cluster that is made can't be recorded.
+    #[error("record the restored cluster in this member's EtcdMember: {0}")]
+    Record(#[source] Box<kube::Error>),
     /// It was broken off.
     #[error("the restore was broken off: {0}")]
     BrokenOff(String),
@@ -86,13 +90,17 @@ impl RestoreError {
             Self::Engine(_) => "RestorationFailed",
             Self::Cluster(_) => "InvalidConfiguration",
             Self::Volume(_) => "VolumeUnwritable",
+            Self::Record(_) => "RecordUnwritable",
             Self::BrokenOff(_) => "BrokenOff",
         }
     }
 
     /// Whether the backups were read for nothing, which takes its time.
     pub fn is_costly(&self) -> bool {
-        matches!(self, Self::Engine(_) | Self::Volume(_) | Self::BrokenOff(_))
+        matches!(
+            self,
+            Self::Engine(_) | Self::Volume(_) | Self::Record(_) | Self::BrokenOff(_)
+        )
     }
 }
 
@@ -219,6 +227,7 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         bump_revision: None,
         unknown_lease_ttl: None,
     };
+    let cluster = hex_id(options.cluster.id().0);
     let seen = Arc::clone(&meter);
     let span = info_span!("assemble", full = used.full, deltas = used.deltas);
     let work = tokio::task::spawn_blocking(move || {
@@ -231,8 +240,26 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
     });
     let restored = meter.follow(work).await;
     let restored = restored.map_err(|error| broken(&error.to_string()))??;
+    record_cluster(scene, &cluster).await?;
     volume::replace(&scene.data_dir, &fresh)?;
     Ok((restored, used))
+}
+
+/// Records the cluster that the restore makes, before its data takes the place of what was there: data of a cluster that
+/// isn't recorded is never started.
+async fn record_cluster(scene: &Scene, cluster: &str) -> Result<(), RestoreError> {
+    scene.identity().record_cluster(&scene.volume, cluster)?;
+    scene.status.update(|status| {
+        (status.id, status.cluster_id) = (None, Some(cluster.to_owned()));
+        if let Some(restoration) = &mut status.last_restoration {
+            restoration.cluster_id = Some(cluster.to_owned());
+        }
+    });
+    if let Some(kubernetes) = &scene.kubernetes {
+        let published = kubernetes.publish_now(&scene.status).await;
+        published.map_err(|error| RestoreError::Record(Box::new(error)))?;
+    }
+    Ok(())
 }
 
 /// Tells how far a restore is: whenever the engine has done something, and at least as often as [`TOLD_EVERY`], for a
@@ -299,7 +326,10 @@ fn note(
 ) {
     let ended = status != RestorationStatus::InProgress;
     scene.status.update(|member| {
+        let this = member.last_restoration.take();
+        let this = this.filter(|last| last.start_time.as_ref() == Some(begun));
         member.last_restoration = Some(Restoration {
+            cluster_id: this.and_then(|this| this.cluster_id),
             type_: RestorationType::FromSnapshot,
             status,
             reason: None,

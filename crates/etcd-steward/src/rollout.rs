@@ -30,7 +30,7 @@ use crate::{
         config::{self, Version},
         session::Sessions,
     },
-    etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id},
+    etcd::{CALL_TIMEOUT, Connector, Consistency, EtcdError, call, hex_id, list_members},
     member::{Status, kubernetes::Kubernetes},
 };
 
@@ -221,7 +221,7 @@ impl Rollout {
             return Ok(Turn::Go);
         }
         let mut client = self.connector.local().await?;
-        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let listed = list_members(&mut client, Consistency::Local).await?;
         let own = listed.members().iter().find(|member| member.name() == self.own);
         let known = own.and_then(|own| own.peer_urls().first());
         if let Some(why) = self.moved_peers(known.and_then(|url| scheme(url)))? {

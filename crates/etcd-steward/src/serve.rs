@@ -34,7 +34,12 @@ use tracing::{info, warn};
 use self::parts::Parts;
 use crate::{
     backup::{Backups, Owner, Settings},
-    bootstrap::{Bootstrap, config as etcd_config, evidence::Scene, session::Sessions},
+    bootstrap::{
+        Bootstrap, config as etcd_config,
+        evidence::Scene,
+        session::Sessions,
+        volumes::{Contents, OwnContents},
+    },
     config::{self, Args},
     etcd::{Connector, host_port},
     maintenance::{Caretaker, Maintenance},
@@ -84,6 +89,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
 struct Shared {
     connector: Connector,
     status: Status,
+    contents: OwnContents,
     kubernetes: Option<Kubernetes>,
     metrics: Metrics,
 }
@@ -123,6 +129,7 @@ impl Steward {
         let shared = Shared {
             connector: self.connector()?,
             status,
+            contents: OwnContents::default(),
             kubernetes,
             metrics,
         };
@@ -143,6 +150,7 @@ impl Steward {
         let Shared {
             connector,
             status,
+            contents,
             kubernetes,
             metrics,
         } = shared.clone();
@@ -162,6 +170,8 @@ impl Steward {
                 .as_ref()
                 .and_then(|store| store.endpoint_override.clone()),
             status: status.clone(),
+            contents: contents.clone(),
+            steward_tls: self.args.steward_tls.clone(),
             metrics: metrics.clone(),
         };
         let sessions = Sessions::new(Bootstrap {
@@ -199,17 +209,19 @@ impl Steward {
     /// Notes on the volume which cluster the member is in, whenever etcd begins to answer.
     fn record_cluster(&self, scene: &Scene, mut alive: watch::Receiver<bool>) {
         let (identity, volume, status) = (scene.identity(), scene.volume.clone(), scene.status.clone());
-        let shutdown = self.parts.shutdown.clone();
+        let (contents, shutdown) = (scene.contents.clone(), self.parts.shutdown.clone());
         self.part("identity", async move {
             let record = async {
-                while alive.wait_for(|alive| *alive).await.is_ok() {
-                    let cluster = status
-                        .read(|status| status.cluster_id.clone())
-                        .unwrap_or_default();
-                    if let Err(error) = identity.record_cluster(&volume, &cluster) {
-                        warn!(%error, "failed to note the cluster on the volume");
+                loop {
+                    if *alive.borrow_and_update() {
+                        let cluster = status.read(|status| status.cluster_id.clone());
+                        let cluster = cluster.unwrap_or_default();
+                        contents.set(Contents::Running(cluster.clone()));
+                        if let Err(error) = identity.record_cluster(&volume, &cluster) {
+                            warn!(%error, "failed to note the cluster on the volume");
+                        }
                     }
-                    if alive.wait_for(|alive| !*alive).await.is_err() {
+                    if alive.changed().await.is_err() {
                         return;
                     }
                 }
@@ -290,6 +302,7 @@ impl Steward {
             cluster: Arc::new(self.config.cluster.clone()),
             member: self.member.name.clone(),
             status: shared.status,
+            contents: shared.contents,
             connector: shared.connector,
             backups,
             maintenance,

@@ -126,6 +126,8 @@ pub struct Overview {
     pub storage_version: Option<String>,
     /// `clusterVersion`.
     pub cluster_version: Option<String>,
+    /// Members that vote; `None` when the database lists none, as before 3.5 or before the first start has ended.
+    pub voters: Option<usize>,
 }
 
 impl Overview {
@@ -143,6 +145,7 @@ impl Overview {
                     let version = bucket.get(db, key::CLUSTER_VERSION)?;
                     overview.cluster_version = version.map(|bytes| text(&bytes));
                 }
+                bucket::MEMBERS => overview.voters = voters(db, &bucket)?,
                 _ => {}
             }
         }
@@ -180,6 +183,18 @@ fn last_record(db: &Db, bucket: &Bucket) -> Result<Revision, Error> {
             }),
         },
     }
+}
+
+/// Members that can't be understood count as voters: there may be more of them, not fewer.
+fn voters(db: &Db, bucket: &Bucket) -> Result<Option<usize>, Error> {
+    let (mut listed, mut learners) = (0, 0);
+    let mut cursor = bucket.cursor(db);
+    while let Some(entry) = cursor.next_entry()? {
+        let member: serde_json::Value = serde_json::from_slice(entry.value).unwrap_or_default();
+        listed += 1;
+        learners += usize::from(member["isLearner"] == true);
+    }
+    Ok((listed > 0).then_some(listed - learners))
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -67,6 +67,8 @@ pub struct DataDir {
     pub storage_version: Option<String>,
     /// Version of the cluster.
     pub cluster_version: Option<String>,
+    /// Members that vote, as the database lists them; `None` when it lists none.
+    pub voters: Option<usize>,
 }
 
 /// Why a data dir isn't valid.
@@ -145,6 +147,7 @@ fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataD
         db_size,
         storage_version: overview.storage_version,
         cluster_version: overview.cluster_version,
+        voters: overview.voters,
         ..DataDir::default()
     };
     let log = if let Some(meter) = all {

@@ -28,6 +28,17 @@ use crate::{
            no spec, and only the member's own steward writes its status.",
     printcolumn(name = "Role", type_ = "string", json_path = ".status.role"),
     printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].status"
+    ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        description = "why it is ready or isn't: what a member waits for"
+    ),
     printcolumn(name = "Version", type_ = "string", json_path = ".status.etcdVersion"),
     printcolumn(
         name = "DB",
@@ -365,6 +376,10 @@ pub struct Restoration {
     /// When it ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_time: Option<Time>,
+    /// ID of the etcd cluster that it made, in hexadecimal: the members of the one before it aren't in it.
+    #[serde(rename = "clusterID", default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 16))]
+    pub cluster_id: Option<String>,
     /// The full snapshot that it began with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]

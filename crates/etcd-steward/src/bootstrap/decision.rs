@@ -5,6 +5,8 @@
 //! - A new cluster is formed only if this Etcd has never formed one.
 //! - Data is never given up for something that isn't proven to be better or the only thing left.
 //! - One member restores, the others join it.
+//! - Data of another cluster than this Etcd's is never started: two clusters behind one Service would both take writes.
+//! - When every member says that it has no data left, nothing can be lost any more, and the backups are restored.
 
 use std::fmt;
 
@@ -13,8 +15,12 @@ use std::fmt;
 pub enum Data {
     /// There is none.
     Missing,
-    /// It passed the check.
+    /// It passed the check, and nothing says that it is of another cluster than this Etcd's.
     Valid,
+    /// It passed the check, and is of another cluster than this Etcd's.
+    OtherCluster,
+    /// It passed the check. Another member may hold data of another cluster, and either could serve without the other.
+    Unconfirmed,
     /// It is damaged.
     Invalid,
     /// It is in order, and of a member that the running cluster has removed: etcd ends as soon as it learns of that.
@@ -70,6 +76,19 @@ pub enum Live {
     Started,
 }
 
+/// What the other wanted members say, in this start, of the data on their volumes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Others {
+    /// Every one says that it has none.
+    Empty,
+    /// Every one says that it has none that could be used; that of at least one is damaged.
+    Damaged,
+    /// At least one has data that can be used, or runs on it.
+    Data,
+    /// Nobody says that it has data, and at least one hasn't answered.
+    Unknown,
+}
+
 /// What the backup store holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Backups {
@@ -105,6 +124,8 @@ pub struct Evidence {
     pub begun: bool,
     /// The running cluster.
     pub live: Live,
+    /// The other members' volumes.
+    pub others: Others,
     /// The backup store.
     pub backups: Backups,
     /// The member's place.
@@ -149,6 +170,10 @@ pub enum Waiting {
     PeersUnreachable,
     /// The other members to say whether they have data.
     MembersUnknown,
+    /// The other members to say whose data is this Etcd's.
+    Unconfirmed,
+    /// A quorum of this Etcd's cluster, which this data isn't of.
+    OtherCluster,
     /// The first member to restore.
     FirstMemberRestoring,
     /// A running cluster to join.
@@ -162,9 +187,11 @@ pub enum Refusal {
     WrongVolume,
     /// The other members' addresses lead to another cluster.
     WrongCluster,
-    /// The only member's data is gone, and there is no backup.
+    /// The only member's data is of another cluster than the one that was recorded.
+    OtherCluster,
+    /// The data of all members is gone, and there is no backup.
     DataLost,
-    /// The only member's data is damaged, and there is no backup.
+    /// No member has data that could be used, that of at least one is damaged, and there is no backup.
     DataCorrupt,
 }
 
@@ -188,6 +215,8 @@ impl Waiting {
             Self::StoreUnreachable => "StoreUnreachable",
             Self::PeersUnreachable => "PeersUnreachable",
             Self::MembersUnknown => "MembersUnknown",
+            Self::Unconfirmed => "DataUnconfirmed",
+            Self::OtherCluster => "DataOfOtherCluster",
             Self::FirstMemberRestoring => "FirstMemberRestoring",
             Self::NoClusterToJoin => "NoClusterToJoin",
         }
@@ -200,6 +229,7 @@ impl Refusal {
         match self {
             Self::WrongVolume => "WrongVolume",
             Self::WrongCluster => "WrongCluster",
+            Self::OtherCluster => "DataOfOtherCluster",
             Self::DataLost => "DataLost",
             Self::DataCorrupt => "DataCorrupt",
         }
@@ -220,6 +250,14 @@ impl fmt::Display for Waiting {
                 "no member has recorded a cluster, and this one has no data; waiting for so many others to say the same \
                  that the rest can't be a cluster"
             }
+            Self::Unconfirmed => {
+                "the data directory is in order, and could serve without the other members; waiting for them to say that \
+                 they hold no data of another cluster"
+            }
+            Self::OtherCluster => {
+                "the data directory is of another cluster than this Etcd's; it is left as it is, and a quorum of this \
+                 Etcd's cluster is waited for, to join it"
+            }
             Self::FirstMemberRestoring => "waiting for the first member to restore the cluster, to join it",
             Self::NoClusterToJoin => "waiting for a running cluster to join as a learner",
         })
@@ -234,13 +272,20 @@ impl fmt::Display for Refusal {
                 "at the addresses of the other members answers a cluster that isn't this Etcd's; nothing was asked of it. \
                  Correct the addresses"
             }
+            Self::OtherCluster => {
+                "the data directory is of another cluster than the one that this Etcd has recorded; nothing was started on \
+                 it. Mount the right volume; or, if this data is the right one, delete the EtcdMember of this pod and \
+                 identity.json on the volume, which hold the record"
+            }
             Self::DataLost => {
-                "this cluster has formed before, its only data directory is gone, and there is no backup. To start \
-                 empty, delete the EtcdMember of this pod, or, without Kubernetes, identity.json on the volume"
+                "this cluster has formed before, the data of all its members is gone, and there is no backup. Put a \
+                 volume back; or to start empty delete the EtcdMembers of this Etcd, or, without Kubernetes, identity.json \
+                 on the volumes"
             }
             Self::DataCorrupt => {
-                "the only data directory is damaged, and there is no backup. Repair it, or to start empty move it \
-                 away and delete the EtcdMember of this pod, or, without Kubernetes, identity.json on the volume"
+                "no member has data that could be used, at least one data directory is damaged, and there is no backup. \
+                 Repair it; or to start empty move it away and delete the EtcdMembers of this Etcd, or, without \
+                 Kubernetes, identity.json on the volumes"
             }
         })
     }
@@ -253,32 +298,61 @@ pub fn decide(evidence: &Evidence) -> Decision {
         Data::Locked => Decision::Wait(Waiting::DataDirLocked),
         Data::Unknown => Decision::Wait(Waiting::DataDirUnreadable),
         Data::Valid => Decision::Start,
+        Data::Unconfirmed => Decision::Wait(Waiting::Unconfirmed),
+        Data::OtherCluster => match evidence.place {
+            Place::Only => Decision::Refuse(Refusal::OtherCluster),
+            Place::First | Place::Other => of_other_cluster(evidence.live),
+        },
         // That is told by the running cluster itself.
         Data::Removed => Decision::Join,
         Data::Invalid => match evidence.place {
-            Place::Only => only_member_damaged(evidence.backups),
-            Place::First | Place::Other => one_of_several_damaged(evidence.live),
+            Place::Only => nothing_left(evidence),
+            Place::First | Place::Other => one_of_several_damaged(evidence),
         },
         Data::Missing => without_data(evidence),
     }
 }
 
-fn only_member_damaged(backups: Backups) -> Decision {
-    match backups {
-        Backups::Present => Decision::Restore,
-        Backups::Absent | Backups::NoStore => Decision::Refuse(Refusal::DataCorrupt),
-        Backups::Unknown => Decision::Wait(Waiting::StoreUnreachable),
+/// No member has data that could be used: the backups decide, and one member restores them.
+fn nothing_left(evidence: &Evidence) -> Decision {
+    let lost = match (evidence.data, evidence.place, evidence.others) {
+        (Data::Missing, Place::Only, _) | (Data::Missing, Place::First | Place::Other, Others::Empty) => {
+            Refusal::DataLost
+        }
+        _ => Refusal::DataCorrupt,
+    };
+    match (evidence.place, evidence.backups) {
+        (Place::Only | Place::First, Backups::Present) => Decision::Restore,
+        (Place::Other, Backups::Present) => Decision::Wait(Waiting::FirstMemberRestoring),
+        (Place::Only | Place::First | Place::Other, Backups::Absent | Backups::NoStore) => {
+            Decision::Refuse(lost)
+        }
+        (Place::Only | Place::First | Place::Other, Backups::Unknown) => {
+            Decision::Wait(Waiting::StoreUnreachable)
+        }
     }
 }
 
-fn one_of_several_damaged(live: Live) -> Decision {
+/// A cluster that this Etcd's members run is joined, and the data moved aside.
+fn of_other_cluster(live: Live) -> Decision {
     match live {
-        // The vote of one that has never started may be recorded nowhere but in the damaged data.
         Live::Started | Live::Unstarted => Decision::Rejoin,
         Live::NotListed => Decision::Join,
         Live::UnstartedLearner => Decision::StartAsLearner,
         Live::OtherCluster => Decision::Refuse(Refusal::WrongCluster),
-        Live::Unreachable => Decision::Wait(Waiting::PeersUnreachable),
+        Live::Unreachable => Decision::Wait(Waiting::OtherCluster),
+    }
+}
+
+fn one_of_several_damaged(evidence: &Evidence) -> Decision {
+    match (evidence.live, evidence.others) {
+        // The vote of one that has never started may be recorded nowhere but in the damaged data.
+        (Live::Started | Live::Unstarted, _) => Decision::Rejoin,
+        (Live::NotListed, _) => Decision::Join,
+        (Live::UnstartedLearner, _) => Decision::StartAsLearner,
+        (Live::OtherCluster, _) => Decision::Refuse(Refusal::WrongCluster),
+        (Live::Unreachable, Others::Empty | Others::Damaged) => nothing_left(evidence),
+        (Live::Unreachable, Others::Data | Others::Unknown) => Decision::Wait(Waiting::PeersUnreachable),
     }
 }
 
@@ -291,11 +365,14 @@ fn without_data(evidence: &Evidence) -> Decision {
         (Live::Started, true | false) | (Live::Unstarted, true) => Decision::Rejoin,
         // A founding member whose first start is still to come.
         (Live::Unstarted, false) => Decision::Form,
-        (Live::Unreachable, true | false) => without_anybody(evidence),
+        (Live::Unreachable, true | false) => match evidence.place {
+            Place::Only => without_anybody(evidence),
+            Place::First | Place::Other => without_quorum(evidence),
+        },
     }
 }
 
-/// No data, and nobody answers.
+/// No data, and no other member is wanted.
 fn without_anybody(evidence: &Evidence) -> Decision {
     match (evidence.as_learner, evidence.formation) {
         (true, Formation::Never | Formation::Unproven | Formation::Formed | Formation::Unknown) => {
@@ -303,21 +380,29 @@ fn without_anybody(evidence: &Evidence) -> Decision {
         }
         (false, Formation::Unproven) => Decision::Wait(Waiting::MembersUnknown),
         (false, Formation::Unknown) => Decision::Wait(Waiting::RecordUnreadable),
-        (false, Formation::Formed) => formed_and_alone(evidence),
+        (false, Formation::Formed) => nothing_left(evidence),
         (false, Formation::Never) => never_formed(evidence),
     }
 }
 
-/// The cluster has formed, this member's data is gone, and nobody answers.
-fn formed_and_alone(evidence: &Evidence) -> Decision {
-    match (evidence.place, evidence.backups) {
-        (Place::Only, Backups::Present) => Decision::Restore,
-        (Place::Only, Backups::Absent | Backups::NoStore) => Decision::Refuse(Refusal::DataLost),
-        (Place::Only, Backups::Unknown) => Decision::Wait(Waiting::StoreUnreachable),
-        (
-            Place::First | Place::Other,
-            Backups::Present | Backups::Absent | Backups::NoStore | Backups::Unknown,
-        ) => Decision::Wait(Waiting::PeersUnreachable),
+/// No data, and the others have no quorum: what counts is what they say of their volumes.
+fn without_quorum(evidence: &Evidence) -> Decision {
+    match (evidence.formation, evidence.others, evidence.place, evidence.as_learner) {
+        // Whoever was to join has nobody to join any more, and the first member restores, however it was made.
+        (Formation::Formed, Others::Empty | Others::Damaged, Place::First, true | false)
+        | (Formation::Formed, Others::Empty | Others::Damaged, _, false)
+        // What an earlier Etcd of this name has left is damaged.
+        | (Formation::Never, Others::Damaged, _, false) => nothing_left(evidence),
+        (_, _, _, true) => Decision::Wait(Waiting::NoClusterToJoin),
+        (Formation::Unknown, _, _, false) => Decision::Wait(Waiting::RecordUnreadable),
+        (Formation::Formed, Others::Data | Others::Unknown, _, false)
+        | (Formation::Never | Formation::Unproven, Others::Data, _, false) => {
+            Decision::Wait(Waiting::PeersUnreachable)
+        }
+        (Formation::Unproven, Others::Empty | Others::Damaged | Others::Unknown, _, false) => {
+            Decision::Wait(Waiting::MembersUnknown)
+        }
+        (Formation::Never, Others::Empty | Others::Unknown, _, false) => never_formed(evidence),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Gathers what the decision rests on: the volume, the records, the other members, the store.
 
 use std::{
-    collections::BTreeSet,
     path::PathBuf,
     sync::Arc,
     time::{Duration, Instant},
@@ -16,20 +15,22 @@ use etcd_client::Member;
 use etcd_storage::validate::{self, DataDir, Meter, Verdict};
 use snapstore::SnapStore;
 use tokio::time::timeout;
-use tracing::{info, warn};
+use tracing::info;
 
 use super::{
-    decision::{Backups, Data, Evidence, Formation, Live, Place},
+    decision::{Backups, Data, Evidence, Formation, Live, Others, Place},
     known::{Known, State},
+    origin::{Claim, Origin},
     peers::{self, Answers, Cluster},
+    records::Uncovered,
+    volumes::{self, Contents, OwnContents},
 };
 use crate::{
     etcd::{CALL_TIMEOUT, Connector, hex_id},
-    exit_record::{ExitRecord, ExitState},
+    exit_record::ExitRecord,
     identity::{Identity, Owner},
     member::{Status, kubernetes::Kubernetes},
     metrics::Metrics,
-    volume::VolumeError,
 };
 
 /// How long a data directory may be held by a process that is just ending.
@@ -37,7 +38,10 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 /// How long another member may take to answer while no member has a record of a cluster. One that runs answers at once;
 /// one that waits for this member, to found the cluster with it, takes connections and doesn't answer.
 const FOUNDING_PATIENCE: Duration = Duration::from_millis(700);
-
+/// How long the other members' stewards may take to say what is on their volumes, from memory.
+const VOLUMES_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the Kubernetes API may keep a member with good data waiting.
+const RECORDS_PATIENCE: Duration = Duration::from_secs(2);
 /// A check that takes longer says how far it is.
 const TOLD_EVERY: Duration = Duration::from_secs(1);
 
@@ -62,6 +66,10 @@ pub struct Scene {
     pub store_endpoint: Option<String>,
     /// What this member tells.
     pub status: Status,
+    /// What the other members are told of its volume.
+    pub contents: OwnContents,
+    /// The certificate with which the other members' stewards are asked.
+    pub steward_tls: PathBuf,
     /// Scratch space.
     pub temp: PathBuf,
     /// Metrics.
@@ -75,37 +83,20 @@ pub struct Findings {
     pub evidence: Evidence,
     /// For the action on it.
     pub cluster: Option<Cluster>,
+    /// The data directory, if it is in order.
+    pub found: Option<DataDir>,
+    /// What a restore will lack, as far as it was reported.
+    pub(super) uncovered: Option<Uncovered>,
     /// What a person would want to know about the parts that are not as they should be.
     pub notes: Vec<String>,
 }
 
-/// What was recorded earlier.
-#[derive(Debug)]
-struct Record {
-    formation: Formation,
-    /// The clusters that members were last seen in.
-    clusters: BTreeSet<String>,
-    begun: bool,
-    as_learner: bool,
-}
-
-impl Default for Record {
-    /// It can't be read.
-    fn default() -> Self {
-        Self {
-            formation: Formation::Unknown,
-            clusters: BTreeSet::new(),
-            begun: false,
-            as_learner: false,
-        }
-    }
-}
-
 impl Scene {
-    /// Looks at everything that matters, cheapest first: with good data nothing else is asked.
+    /// Looks at everything that matters: the volume, then, all at once, everybody else.
     pub(super) async fn look(&self, known: &mut Known) -> Findings {
         let mut notes = Vec::new();
         let (data, found) = self.data(known, &mut notes).await;
+        self.contents.set(contents(data, found.as_ref()));
         let place = match (self.cluster.members.len(), self.cluster.members.first()) {
             (0 | 1, _) => Place::Only,
             (_, Some(first)) if first.name == self.member.name => Place::First,
@@ -118,37 +109,57 @@ impl Scene {
                 .status
                 .read(|status| status.bootstrap.is_some() || status.id.is_some()),
             live: Live::Unreachable,
+            others: Others::Unknown,
             backups: Backups::Unknown,
             place,
             as_learner: false,
         };
-        let cluster = match (data, found) {
-            (Data::Valid, Some(found)) => self.removed_from(&found, &mut evidence, &mut notes).await,
-            (Data::Missing | Data::Invalid, _) => self.without_data(&mut evidence, &mut notes).await,
+        let mut uncovered = None;
+        let cluster = match (data, &found) {
+            (Data::Valid, Some(found)) => self.with_data(found, &mut evidence, &mut notes).await,
+            (Data::Missing | Data::Invalid, _) => {
+                self.without_data(&mut evidence, &mut uncovered, &mut notes).await
+            }
             _ => None,
         };
         Findings {
             evidence,
             cluster,
+            found,
+            uncovered,
             notes,
         }
     }
 
     /// Asks everybody else.
-    async fn without_data(&self, evidence: &mut Evidence, notes: &mut Vec<String>) -> Option<Cluster> {
-        let (record, backups) = tokio::join!(self.record(), self.backups(notes));
-        evidence.formation = record.formation;
-        evidence.as_learner = record.as_learner;
-        evidence.begun |= record.begun;
+    async fn without_data(
+        &self,
+        evidence: &mut Evidence,
+        uncovered: &mut Option<Uncovered>,
+        notes: &mut Vec<String>,
+    ) -> Option<Cluster> {
+        let several = evidence.place != Place::Only;
+        let (records, backups, said) = tokio::join!(
+            self.records(),
+            self.backups(notes),
+            volumes::ask(self, VOLUMES_PATIENCE)
+        );
+        evidence.formation = records.formation(self.cluster.members.len(), &said);
+        evidence.as_learner = records.as_learner;
+        evidence.begun |= records.begun;
         evidence.backups = backups;
-        if evidence.place == Place::Only {
+        evidence.others = volumes::summary(&said);
+        *uncovered = records.uncovered;
+        if !several {
             return None;
         }
+        let mut recorded = records.clusters;
+        recorded.extend(self.recorded_cluster().ok().flatten());
         let patience = match evidence.formation {
             Formation::Never | Formation::Unproven => FOUNDING_PATIENCE,
             Formation::Formed | Formation::Unknown => CALL_TIMEOUT,
         };
-        match peers::choose(peers::ask(self, patience).await, &self.cluster, &record.clusters) {
+        let cluster = match peers::choose(peers::ask(self, patience).await, &self.cluster, &recorded) {
             Answers::Nobody => None,
             Answers::Ours(cluster) => {
                 evidence.live = self.live(&cluster);
@@ -159,25 +170,92 @@ impl Scene {
                 evidence.live = Live::OtherCluster;
                 None
             }
+        };
+        if evidence.live == Live::Unreachable {
+            notes.push(volumes::told(&said));
         }
+        cluster
     }
 
-    /// An etcd whose member was removed from its cluster ends by itself, again and again. One that ended in another way
-    /// isn't asked about: with good data a start needs nobody.
-    async fn removed_from(
+    /// Compares the cluster of good data with what was recorded, what runs, and what the others hold.
+    async fn with_data(
         &self,
         found: &DataDir,
         evidence: &mut Evidence,
         notes: &mut Vec<String>,
     ) -> Option<Cluster> {
-        let ended = ExitRecord::read(&self.volume).is_some_and(|record| record.state == ExitState::Unclean);
-        if !ended || evidence.place == Place::Only {
+        let Some(id) = found.cluster_id.map(|id| hex_id(id.0)) else {
+            // It has no log that could be followed, and none that could be wrong.
             return None;
+        };
+        let asked = async {
+            match evidence.place {
+                Place::Only => (Vec::new(), Vec::new()),
+                Place::First | Place::Other => {
+                    let patience = self.patience_with_data();
+                    tokio::join!(peers::ask(self, patience), volumes::ask(self, patience))
+                }
+            }
+        };
+        let read = timeout(RECORDS_PATIENCE, self.records());
+        let (records, (answers, said)) = tokio::join!(read, asked);
+        let mut records = records.unwrap_or_default();
+        if records.clusters.is_empty()
+            && let Ok(Some(recorded)) = self.recorded_cluster()
+        {
+            records.clusters.insert(recorded);
+            records.shared = false;
         }
-        let cluster = peers::removed_from(peers::ask(self, CALL_TIMEOUT).await, found)?;
-        notes.push(format!("{} doesn't list its member any more", cluster.display()));
-        evidence.data = Data::Removed;
-        Some(cluster)
+        let same = answers.iter().any(|answer| hex_id(answer.id) == id);
+        let running = if same {
+            peers::removed_from(answers, found).inspect(|cluster| {
+                notes.push(format!("{} doesn't list its member any more", cluster.display()));
+                evidence.data = Data::Removed;
+            })
+        } else {
+            match peers::choose(answers, &self.cluster, &records.clusters) {
+                Answers::Ours(cluster) => Some(*cluster),
+                Answers::Nobody => None,
+                Answers::Strangers(who) => {
+                    notes.push(who);
+                    None
+                }
+            }
+        };
+        let live = running.as_ref().map(|cluster| hex_id(cluster.id));
+        let claim = Claim {
+            cluster: &id,
+            voters: found.voters,
+            live: if same { Some(&id) } else { live.as_deref() },
+            recorded: &records.clusters,
+            shared: records.shared,
+            others: said.iter().map(|(_, contents)| contents).collect(),
+        };
+        let origin = claim.origin();
+        info!(?origin, ?claim, "compared the cluster of the data");
+        match origin {
+            Origin::Ours => {}
+            Origin::OtherCluster => {
+                evidence.data = Data::OtherCluster;
+                evidence.live = running
+                    .as_ref()
+                    .map_or(Live::Unreachable, |cluster| self.live(cluster));
+            }
+            Origin::Unconfirmed => evidence.data = Data::Unconfirmed,
+        }
+        if origin != Origin::Ours {
+            notes.push(claim.told(&volumes::told(&said)));
+        }
+        running
+    }
+
+    /// Where only the volume records the cluster, whoever takes connections is waited for.
+    fn patience_with_data(&self) -> Duration {
+        if self.kubernetes.is_some() {
+            FOUNDING_PATIENCE
+        } else {
+            CALL_TIMEOUT
+        }
     }
 
     /// Checks the volume and the data directory.
@@ -202,10 +280,7 @@ impl Scene {
                 notes.push("etcd's first start ended before it had stored anything".to_owned());
                 Data::Missing
             }
-            Verdict::Valid(found) => {
-                self.recognize(&found);
-                return (Data::Valid, Some(found));
-            }
+            Verdict::Valid(found) => return (Data::Valid, Some(found)),
             Verdict::Invalid { reason } => {
                 notes.push(format!("the data directory is damaged: {reason}"));
                 self.status.setback(reason::DB_VALIDATION_FAILED, &reason);
@@ -220,8 +295,9 @@ impl Scene {
         (data, None)
     }
 
-    /// Who the member is can be asked of its etcd only when that serves, which a learner doesn't for long.
-    fn recognize(&self, found: &DataDir) {
+    /// Records who the member is by the data that it starts on. Its etcd can be asked only when that serves, which a learner
+    /// doesn't for long.
+    pub(super) fn recognize(&self, found: &DataDir) {
         if let (Some(member), Some(cluster)) = (found.member_id, found.cluster_id) {
             self.status.update(|status| {
                 status.id = Some(hex_id(member.0));
@@ -319,54 +395,6 @@ impl Scene {
         );
     }
 
-    async fn record(&self) -> Record {
-        let Some(kubernetes) = &self.kubernetes else {
-            return self.record_on_volume();
-        };
-        match kubernetes.own().await {
-            Ok(own) => {
-                let (formation, mut clusters) = kubernetes.formation().await;
-                clusters.extend(self.recorded_cluster().ok().flatten());
-                let before = own.as_ref().and_then(|own| own.status.as_ref());
-                Record {
-                    formation,
-                    clusters,
-                    begun: before.is_some_and(|before| before.bootstrap.is_some() || before.id.is_some()),
-                    as_learner: own.as_ref().is_some_and(Kubernetes::as_learner),
-                }
-            }
-            Err(error) => {
-                let error = operator::reconcile::chain(&error);
-                warn!(error, "failed to read this member's record");
-                Record::default()
-            }
-        }
-    }
-
-    /// Without a Kubernetes API the volume is the only place for records. When that is lost too, only the running cluster
-    /// and the backups can tell.
-    fn record_on_volume(&self) -> Record {
-        match self.recorded_cluster() {
-            Ok(None) => Record {
-                formation: Formation::Never,
-                ..Record::default()
-            },
-            Ok(Some(cluster)) => Record {
-                formation: Formation::Formed,
-                clusters: BTreeSet::from([cluster]),
-                begun: true,
-                as_learner: false,
-            },
-            Err(_) => Record::default(),
-        }
-    }
-
-    /// The cluster that this member was last seen in, by its volume.
-    fn recorded_cluster(&self) -> Result<Option<String>, VolumeError> {
-        let recorded = self.identity().recorded_cluster(&self.volume);
-        recorded.inspect_err(|error| warn!(%error, "failed to read this member's record on the volume"))
-    }
-
     async fn backups(&self, notes: &mut Vec<String>) -> Backups {
         let Some(store) = &self.store else {
             return Backups::NoStore;
@@ -420,5 +448,17 @@ impl Scene {
             member: self.member.name.clone(),
             cluster_id: None,
         }
+    }
+}
+
+/// What the other members are told.
+fn contents(data: Data, found: Option<&DataDir>) -> Contents {
+    match data {
+        Data::Missing => Contents::Empty,
+        Data::Invalid => Contents::Damaged,
+        Data::Valid | Data::Removed | Data::OtherCluster | Data::Unconfirmed => found
+            .and_then(|found| found.cluster_id)
+            .map_or(Contents::Unknown, |id| Contents::Intact(hex_id(id.0))),
+        Data::Locked | Data::Foreign | Data::Unknown => Contents::Unknown,
     }
 }

@@ -8,7 +8,7 @@ use tracing::{info, warn};
 
 use super::{config, decision::Decision, evidence::Scene, peers::Cluster};
 use crate::{
-    etcd::{CALL_TIMEOUT, EtcdError, call, hex_id},
+    etcd::{CALL_TIMEOUT, Consistency, EtcdError, call, hex_id, list_members},
     metrics::Step,
     volume::{self, VolumeError},
 };
@@ -24,6 +24,15 @@ pub enum MembershipError {
         /// Why.
         #[source]
         source: EtcdError,
+    },
+    /// Whoever has started or votes has data, and may have voted: it must not begin without.
+    #[error(
+        "{cluster} doesn't list this member as a learner that is yet to start, as it was asked to: looking again before \
+         anything is started on no data"
+    )]
+    NotALearner {
+        /// The cluster.
+        cluster: String,
     },
     /// The old data can't be moved away.
     #[error(transparent)]
@@ -70,17 +79,23 @@ pub(super) async fn join(
             Err(error) => return Err(failed(error)),
         }
     }
-    let listed = call("list members", CALL_TIMEOUT, client.member_list())
+    let listed = list_members(&mut client, Consistency::Quorum)
         .await
         .map_err(failed)?;
     let ours = &scene.member.peer_urls;
     let is_ours = |member: &&Member| member.peer_urls().iter().any(|url| ours.contains(url));
-    if let Some(own) = listed.members().iter().find(is_ours) {
-        scene.status.update(|status| {
-            status.id = Some(hex_id(own.id()));
-            status.cluster_id = Some(hex_id(cluster.id));
-        });
-    }
+    let own = listed.members().iter().find(is_ours);
+    let own = own.filter(|own| is_unstarted_learner(own));
+    let own = own.ok_or_else(|| MembershipError::NotALearner {
+        cluster: cluster.display(),
+    })?;
+    // On the volume first: from here on its data is that cluster's.
+    let id = hex_id(cluster.id);
+    scene.identity().record_cluster(&scene.volume, &id)?;
+    scene.status.update(|status| {
+        status.id = Some(hex_id(own.id()));
+        status.cluster_id = Some(id);
+    });
     let others = listed.members().iter().filter(|member| !is_ours(member));
     let mut members: Vec<_> = others
         .flat_map(|member| {
@@ -92,6 +107,10 @@ pub(super) async fn join(
         .collect();
     members.extend(config::pairs(&scene.member));
     Ok(members)
+}
+
+fn is_unstarted_learner(member: &Member) -> bool {
+    member.is_learner() && member.client_urls().is_empty()
 }
 
 /// All other voters must answer before one is taken away, or a quorum would be lost. Says who is missing otherwise.

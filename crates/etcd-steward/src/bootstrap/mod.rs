@@ -5,15 +5,18 @@ pub mod decision;
 pub mod evidence;
 mod known;
 mod membership;
+mod origin;
 mod peers;
+mod records;
 pub mod session;
+pub mod volumes;
 
 use std::{path::PathBuf, time::Duration};
 
 use api::{
     conditions::member as condition,
     v1alpha1::{
-        BootstrapDecision, ConditionStatus, MemberBootstrap, MemberState, MemberSubState,
+        BootstrapDecision, ConditionStatus, EtcdMemberStatus, MemberBootstrap, MemberState, MemberSubState,
         transition_reason as reason,
     },
 };
@@ -25,10 +28,11 @@ use tracing::{info, warn};
 
 use self::{
     config::{ConfigError, Entry, EtcdConfig},
-    decision::{Decision, Place, decide},
+    decision::{Decision, Formation, Place, decide},
     evidence::{Findings, Scene},
     known::Known,
     membership::MembershipError,
+    volumes::Contents,
 };
 use crate::{
     member::whole_seconds,
@@ -141,13 +145,19 @@ impl Bootstrap {
             waiting.begun = Some(record);
         }
         let entry = match (decision, &findings.cluster) {
+            (Decision::Start, _) => {
+                if let Some(found) = &findings.found {
+                    self.scene.recognize(found);
+                }
+                entry
+            }
             (Decision::Form, _) => {
                 // A first start that failed may have left something that nobody looks at any more.
                 volume::move_aside(&self.scene.data_dir)?;
                 entry
             }
             (Decision::Restore, _) => {
-                crate::restore::run(&self.scene).await?;
+                self.restore(&findings).await?;
                 entry
             }
             (Decision::StartAsLearner | Decision::Join | Decision::Rejoin, Some(cluster)) => {
@@ -155,11 +165,11 @@ impl Bootstrap {
             }
             _ => entry,
         };
-        Ok(Ok(config::complete(
-            &self.config_file,
-            &self.scene.data_dir,
-            &entry,
-        )?))
+        let config = config::complete(&self.config_file, &self.scene.data_dir, &entry)?;
+        if decision != Decision::Start {
+            self.scene.contents.set(Contents::Starting);
+        }
+        Ok(Ok(config))
     }
 
     /// Looks, and decides. Whoever is to be removed first waits until all others are there.
@@ -238,12 +248,40 @@ impl Bootstrap {
         Ok(())
     }
 
+    /// Restores the backups; of a cluster that has lost all its data, says what that costs.
+    async fn restore(&self, findings: &Findings) -> Result<(), BootstrapError> {
+        let scene = &self.scene;
+        let lost = (findings.evidence.formation == Formation::Formed).then(|| {
+            let uncovered = match &findings.uncovered {
+                Some(uncovered) => uncovered.to_string(),
+                None => "how many revisions were uncovered isn't known".to_owned(),
+            };
+            format!("no member of this cluster has data left, so its backups are restored: {uncovered}")
+        });
+        if let Some(lost) = &lost {
+            warn!(lost, "restoring a cluster that has lost all its data");
+            if let Some(kubernetes) = &scene.kubernetes {
+                kubernetes.warn("Restore", condition::ALL_DATA_LOST, lost).await;
+            }
+        }
+        crate::restore::run(scene).await?;
+        scene.status.update(|status| {
+            if let (Some(lost), Some(restoration)) = (lost, &mut status.last_restoration) {
+                restoration.reason = Some(condition::ALL_DATA_LOST.to_owned());
+                let restored = restoration.message.take().unwrap_or_default();
+                restoration.message = Some(format!("{lost}; {restored}"));
+            }
+        });
+        Ok(())
+    }
+
     async fn wait(&self, waiting: &mut Waiting, reason: &'static str, message: &str) {
         warn!(reason, message, pause = ?waiting.pause, "etcd can't be started yet");
         self.scene
             .status
             .condition(condition::INITIALIZED, ConditionStatus::False, reason, message);
         self.scene.status.progress(0, message);
+        self.shows_that_it_waits(reason, message);
         if waiting.reason != Some(reason) {
             (waiting.reason, waiting.since, waiting.announced) = (Some(reason), Instant::now(), false);
         }
@@ -255,6 +293,18 @@ impl Bootstrap {
         }
         sleep(waiting.pause).await;
         waiting.pause *= 2;
+    }
+
+    /// What an earlier process has published, that the member has started and serves, doesn't hold any more.
+    fn shows_that_it_waits(&self, reason: &str, message: &str) {
+        let status = &self.scene.status;
+        let ran = |status: &EtcdMemberStatus| {
+            status.state == Some(MemberState::Started) || status.sub_state == Some(MemberSubState::Learner)
+        };
+        if status.read(ran) {
+            status.transition(MemberState::Initializing, None, reason, message);
+        }
+        status.condition(condition::READY, ConditionStatus::False, reason, message);
     }
 
     async fn tell(&self, note: &str) {

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::evidence::Scene;
-use crate::etcd::{CALL_TIMEOUT, EtcdError, call, hex_id, host_port};
+use crate::etcd::{Consistency, EtcdError, hex_id, host_port, list_members};
 
 /// The running cluster, as one of its members tells it.
 pub struct Cluster {
@@ -85,7 +85,7 @@ pub(super) async fn ask(scene: &Scene, patience: Duration) -> Vec<Cluster> {
 
 async fn ask_one(scene: &Scene, url: &String) -> Result<Cluster, EtcdError> {
     let mut client = scene.connector.remote(&[url]).await?;
-    let mut answer = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+    let mut answer = list_members(&mut client, Consistency::Quorum).await?;
     let header = answer.take_header();
     Ok(Cluster {
         client,

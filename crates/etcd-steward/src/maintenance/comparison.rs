@@ -8,7 +8,7 @@ use futures::future::join_all;
 use super::{Maintenance, MaintenanceError};
 use crate::{
     backup,
-    etcd::{CALL_TIMEOUT, call},
+    etcd::{Consistency, call, list_members},
 };
 
 /// A member reads its whole database for its hash.
@@ -46,7 +46,7 @@ impl Maintenance {
     pub(super) async fn compare(&self) -> Result<Option<Comparison>, MaintenanceError> {
         let mut client = self.connector.local().await?;
         let revision = backup::revision(&mut client).await?;
-        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let listed = list_members(&mut client, Consistency::Quorum).await?;
         let hashes = listed.members().iter().map(|member| async move {
             let mut client = self.connector.remote(member.client_urls()).await.ok()?;
             let hashed = call("hash the data", HASH_DEADLINE, client.hash_kv(revision))

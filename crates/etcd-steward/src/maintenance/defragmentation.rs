@@ -16,7 +16,7 @@ use tracing::{info, warn};
 
 use super::{Maintenance, MaintenanceError};
 use crate::{
-    etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id},
+    etcd::{CALL_TIMEOUT, Connector, Consistency, EtcdError, call, hex_id, list_members},
     server::operations::Run,
 };
 
@@ -169,7 +169,7 @@ impl Maintenance {
     /// All members; an error if one of them doesn't serve.
     async fn members(&self) -> Result<Vec<Target>, MaintenanceError> {
         let mut local = self.connector.local().await?;
-        let listed = call("list members", CALL_TIMEOUT, local.member_list()).await?;
+        let listed = list_members(&mut local, Consistency::Quorum).await?;
         let targets = listed
             .members()
             .iter()

@@ -1,12 +1,11 @@
 //! The member's side of the Kubernetes API: its EtcdMember, its heartbeat Lease and Events.
 
-use std::{collections::BTreeSet, pin::pin, sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use api::{
-    conditions::member as condition,
     labels,
     steward::ClusterConfig,
-    v1alpha1::{BootstrapDecision, EtcdMember, EtcdMemberStatus, MemberRole, MemberState, find_condition},
+    v1alpha1::{EtcdMember, EtcdMemberStatus, MemberRole, MemberState},
 };
 use futures::{
     Stream, StreamExt as _,
@@ -30,7 +29,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Status;
-use crate::bootstrap::decision::{Formation, Waiting};
 
 const MANAGER: &str = "etcd-steward";
 /// Changes that come close together are published as one.
@@ -104,31 +102,14 @@ impl Kubernetes {
         self.members.get_opt(name).await
     }
 
-    /// Whether any member has recorded a cluster, and which. A record that can't be read leaves it unknown, unless another
-    /// says it.
-    pub async fn formation(&self) -> (Formation, BTreeSet<String>) {
-        let records = join_all(self.names.iter().map(|name| self.members.get_opt(name))).await;
-        let (mut readable, mut clusters, mut others_without_data) = (true, BTreeSet::new(), 0);
-        for (name, record) in self.names.iter().zip(records) {
-            match record {
-                Ok(member) => {
-                    let status = member.and_then(|member| member.status).unwrap_or_default();
-                    others_without_data += usize::from(*name != self.own && is_without_data(&status));
-                    clusters.extend(status.cluster_id);
-                }
-                Err(error) => {
-                    let error = chain(&error);
-                    warn!(member = name, error, "failed to read a member's record");
-                    readable = false;
-                }
-            }
-        }
-        let formation = match (clusters.is_empty(), readable) {
-            (false, _) => Formation::Formed,
-            (true, true) => Formation::never(self.names.len(), others_without_data),
-            (true, false) => Formation::Unknown,
-        };
-        (formation, clusters)
+    /// What all wanted members have recorded; `None` of one that has no object.
+    pub async fn records(&self) -> Vec<(String, kube::Result<Option<EtcdMemberStatus>>)> {
+        let asked = self.names.iter().map(async |name| {
+            let member = self.members.get_opt(name).await;
+            let status = member.map(|member| member.map(|member| member.status.unwrap_or_default()));
+            (name.clone(), status)
+        });
+        join_all(asked).await
     }
 
     /// Whether the member was made by a scale-out.
@@ -281,21 +262,6 @@ impl Kubernetes {
     }
 }
 
-/// Whether a member has told that it has no data that it could start on. Who has founded a cluster had none.
-fn is_without_data(status: &EtcdMemberStatus) -> bool {
-    let waits = find_condition(&status.conditions, condition::INITIALIZED).is_some_and(|known| {
-        let mut reasons = Waiting::WITHOUT_DATA.iter().map(|waiting| waiting.reason());
-        known.is_false() && reasons.any(|reason| reason == known.reason)
-    });
-    let founds = status.bootstrap.as_ref().is_some_and(|bootstrap| {
-        matches!(
-            bootstrap.decision,
-            BootstrapDecision::NewCluster | BootstrapDecision::Restore
-        )
-    });
-    waits || founds
-}
-
 /// `<memberID>:<clusterID>:<role>`, as etcd-backup-restore writes it.
 fn holder(status: &EtcdMemberStatus) -> Option<(String, bool)> {
     let role = if status.role == Some(MemberRole::Leader) {
@@ -335,40 +301,9 @@ fn differs(published: &EtcdMemberStatus, current: &EtcdMemberStatus) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use api::v1alpha1::{Condition, ConditionStatus};
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
-
-    /// Data is only told to be missing by who has looked for it.
-    #[test]
-    fn who_has_said_nothing_may_have_data() {
-        let silent = EtcdMemberStatus::default();
-        assert!(!is_without_data(&silent));
-        let waits = |reason: &str, status| EtcdMemberStatus {
-            conditions: vec![Condition::new(condition::INITIALIZED, status, reason, "")],
-            ..EtcdMemberStatus::default()
-        };
-        for (reason, expected) in [
-            ("MembersUnknown", true),
-            ("FirstMemberRestoring", true),
-            ("StoreUnreachable", true),
-            ("DataDirLocked", false),
-            ("Validating", false),
-            ("WrongVolume", false),
-            ("CertificateMissing", false),
-        ] {
-            assert_eq!(
-                is_without_data(&waits(reason, ConditionStatus::False)),
-                expected,
-                "{reason}"
-            );
-        }
-        assert!(!is_without_data(&waits(
-            "FirstMemberRestoring",
-            ConditionStatus::True
-        )));
-    }
 
     /// A busy cluster moves its Raft index all the time, and a quiet one its covered time: neither is worth a write.
     #[test]

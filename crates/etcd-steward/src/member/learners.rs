@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{Status, kubernetes::Kubernetes};
-use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
+use crate::etcd::{CALL_TIMEOUT, Connector, Consistency, EtcdError, call, hex_id, list_members};
 
 /// Time enough to bring up a pod on another node.
 pub const TIMEOUT: Duration = Duration::from_mins(5);
@@ -69,7 +69,7 @@ impl Learners {
 
     async fn look(&self, missing: &mut Missing) -> Result<(), EtcdError> {
         let mut client = self.connector.local().await?;
-        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let listed = list_members(&mut client, Consistency::Quorum).await?;
         let unstarted = listed.members().iter().filter(|member| is_unstarted(member));
         let absent = join_all(unstarted.map(|member| self.is_absent(member))).await;
         let absent: Vec<&Member> = absent.into_iter().flatten().collect();

@@ -22,7 +22,7 @@ use self::gate::{Change, change};
 use super::{Status, kubernetes::Kubernetes};
 use crate::{
     bootstrap::config::{self, ConfigError, Version},
-    etcd::{CALL_TIMEOUT, Connector, EtcdError, call},
+    etcd::{CALL_TIMEOUT, Connector, Consistency, EtcdError, call, list_members},
 };
 
 const RETRY: Duration = Duration::from_secs(5);
@@ -142,7 +142,7 @@ impl PeerUrls {
         };
         if self.status.read(votes) {
             let mut client = self.connector.local().await?;
-            let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+            let listed = list_members(&mut client, Consistency::Quorum).await?;
             let id = listed.header().map_or(0, etcd_client::ResponseHeader::member_id);
             return Ok(Some((client, listed.members().to_vec(), id)));
         }
@@ -153,7 +153,10 @@ impl PeerUrls {
         let members = self.cluster.members.iter();
         let others = members.filter(|member| member.name != self.member.name);
         let has_own = |listed: &MemberListResponse| listed.members().iter().any(|member| member.id() == id);
-        let listed = self.connector.listed_by_others(others, has_own).await?;
+        let listed = self
+            .connector
+            .listed_by_others(others, Consistency::Quorum, has_own)
+            .await?;
         Ok(listed.map(|(client, listed)| (client, listed.members().to_vec(), id)))
     }
 

@@ -21,7 +21,7 @@ use tracing::{debug, info, warn};
 use self::proof::{Says, prove};
 use super::{Status, kubernetes::Kubernetes};
 use crate::{
-    etcd::{CALL_TIMEOUT, Connector, EtcdError, call},
+    etcd::{CALL_TIMEOUT, Connector, Consistency, EtcdError, call, list_members},
     metrics::{Metrics, Step},
     volume,
 };
@@ -178,7 +178,7 @@ impl Promotion {
     /// What each voter says of this one, and what it says itself.
     async fn said(&self) -> Result<Vec<(String, Says)>, EtcdError> {
         let mut client = self.connector.local().await?;
-        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let listed = list_members(&mut client, Consistency::Local).await?;
         let id = listed.header().map_or(0, etcd_client::ResponseHeader::member_id);
         let voters = listed.members().iter().filter(|member| !member.is_learner());
         let asked = voters.map(|member| async move {
@@ -207,7 +207,7 @@ impl Promotion {
     /// Each member answers with its own list.
     async fn listed_by(&self, urls: &[String], id: u64) -> Result<Says, EtcdError> {
         let mut client = self.connector.remote(urls).await?;
-        let listed = call("list members", CALL_TIMEOUT, client.member_list()).await?;
+        let listed = list_members(&mut client, Consistency::Local).await?;
         let own = listed.members().iter().find(|member| member.id() == id);
         Ok(match own {
             Some(own) if own.is_learner() => Says::Learner,

@@ -12,10 +12,10 @@ use steward_proto::{
         CreateSnapshotRequest, CreateSnapshotResponse, DefragmentRequest, DefragmentResponse,
         GetBackupStatusRequest, GetBackupStatusResponse, GetLatestSnapshotsRequest,
         GetLatestSnapshotsResponse, GetMemberRequest, GetMemberResponse, GetOperationRequest,
-        GetOperationResponse, ListMembersRequest, ListMembersResponse, ListOperationsRequest,
-        ListOperationsResponse, ListSnapshotsRequest, ListSnapshotsResponse, Operation, OperationError,
-        OperationState, SnapshotType, WaitOperationRequest, WaitOperationResponse, WatchOperationRequest,
-        WatchOperationResponse,
+        GetOperationResponse, GetVolumeRequest, GetVolumeResponse, ListMembersRequest, ListMembersResponse,
+        ListOperationsRequest, ListOperationsResponse, ListSnapshotsRequest, ListSnapshotsResponse,
+        Operation, OperationError, OperationState, SnapshotType, WaitOperationRequest, WaitOperationResponse,
+        WatchOperationRequest, WatchOperationResponse,
         maintenance_service_server::{MaintenanceService, MaintenanceServiceServer},
         members_service_server::{MembersService, MembersServiceServer},
         operations_service_server::{OperationsService, OperationsServiceServer},
@@ -304,6 +304,11 @@ impl MembersService for Api {
     ) -> Result<Response<ListMembersResponse>, Status> {
         let members = self.members().await.map_err(|error| of_etcd(&error))?;
         Ok(Response::new(ListMembersResponse { members }))
+    }
+
+    async fn get_volume(&self, _: Request<GetVolumeRequest>) -> Result<Response<GetVolumeResponse>, Status> {
+        let volume = Some(self.own_volume());
+        Ok(Response::new(GetVolumeResponse { volume }))
     }
 }
 

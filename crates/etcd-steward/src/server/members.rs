@@ -8,11 +8,14 @@ use etcd_client::{MemberListResponse, StatusResponse};
 use futures::future::join_all;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use operator::reconcile::chain;
-use steward_proto::v1::{Condition, Member, MemberRole, Progress};
+use steward_proto::v1::{Condition, Member, MemberRole, Progress, Volume, VolumeData};
 use tokio::time::timeout;
 
 use super::Api;
-use crate::etcd::{CALL_TIMEOUT, EtcdError, call, hex_id};
+use crate::{
+    bootstrap::volumes::Contents,
+    etcd::{CALL_TIMEOUT, Consistency, EtcdError, call, hex_id, list_members},
+};
 
 /// A learner takes calls, and answers them when it has caught up: it isn't waited for.
 const LEARNER_PATIENCE: Duration = Duration::from_millis(300);
@@ -50,13 +53,34 @@ impl Api {
                 let mut members = listed.members().iter();
                 members.any(|member| self.name_of(member) == self.member)
             };
-            let listed = self.connector.listed_by_others(others, has_own).await;
+            let listed = self
+                .connector
+                .listed_by_others(others, Consistency::Local, has_own)
+                .await;
             if let Ok(Some((_, listed))) = listed {
                 return Ok(listed);
             }
         }
         let mut client = self.connector.local().await?;
-        call("list members", CALL_TIMEOUT, client.member_list()).await
+        list_members(&mut client, Consistency::Local).await
+    }
+
+    /// What the steward has found on the volume since it was started.
+    pub(super) fn own_volume(&self) -> Volume {
+        let (data, cluster_id) = match self.contents.get() {
+            Contents::Unknown => (VolumeData::Unspecified, String::new()),
+            Contents::Empty => (VolumeData::Empty, String::new()),
+            Contents::Starting => (VolumeData::Starting, String::new()),
+            Contents::Damaged => (VolumeData::Damaged, String::new()),
+            Contents::Intact(cluster) => (VolumeData::Intact, cluster),
+            Contents::Running(cluster) => (VolumeData::Running, cluster),
+        };
+        Volume {
+            etcd_uid: self.cluster.uid.clone(),
+            member: self.member.clone(),
+            data: data.into(),
+            cluster_id,
+        }
     }
 
     async fn member_state(&self, listed: &etcd_client::Member) -> Member {

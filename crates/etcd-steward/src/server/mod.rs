@@ -39,7 +39,13 @@ use self::{
     operations::Operations,
     tls::{Caller, Certificates},
 };
-use crate::{backup::Backups, etcd::Connector, maintenance::Maintenance, member};
+use crate::{
+    backup::Backups,
+    bootstrap::volumes::OwnContents,
+    etcd::{Connector, Consistency, list_members},
+    maintenance::Maintenance,
+    member,
+};
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long a connection may be silent: then it is asked whether it is still there, or ends.
@@ -58,6 +64,8 @@ pub struct Api {
     pub member: String,
     /// What the steward tells of it.
     pub status: member::Status,
+    /// What was found on its volume.
+    pub contents: OwnContents,
     /// Connections to etcd.
     pub connector: Connector,
     /// The backups, where a store is configured.
@@ -249,7 +257,7 @@ impl Api {
     pub async fn owner(&self) -> Option<&ClusterMember> {
         let mut client = self.connector.local().await.ok()?;
         let leader = client.status().await.ok()?.leader();
-        let listed = client.member_list().await.ok()?;
+        let listed = list_members(&mut client, Consistency::Local).await.ok()?;
         let leader = listed.members().iter().find(|member| member.id() == leader)?;
         self.cluster
             .members

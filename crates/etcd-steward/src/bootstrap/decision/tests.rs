@@ -4,7 +4,16 @@
 
 use std::iter::successors;
 
-use super::{Backups::*, Data::*, Decision::*, Formation::*, Live::*, Place::*, *};
+use super::{
+    Backups::{Absent, NoStore, Present},
+    Data::{Foreign, Invalid, Locked, Missing, Removed, Unconfirmed, Valid},
+    Decision::*,
+    Formation::{Formed, Never, Unproven},
+    Live::{NotListed, Started, Unreachable, Unstarted, UnstartedLearner},
+    Others::{Damaged, Empty},
+    Place::*,
+    *,
+};
 
 /// Some values of every input, and what is decided for all their combinations.
 struct Row {
@@ -12,6 +21,7 @@ struct Row {
     live: &'static [Live],
     formation: &'static [Formation],
     place: &'static [Place],
+    others: &'static [Others],
     backups: &'static [Backups],
     begun: &'static [bool],
     as_learner: &'static [bool],
@@ -20,12 +30,13 @@ struct Row {
 
 /// In the order of the columns of [`TABLE`].
 macro_rules! table {
-    ($([$($data:path),*] [$($live:path),*] [$($formation:path),*] [$($place:path),*] [$($backups:path),*] [$($begun:literal),*] [$($learner:literal),*] => $decision:expr;)*) => {
+    ($([$($data:path),*] [$($live:path),*] [$($formation:path),*] [$($place:path),*] [$($others:path),*] [$($backups:path),*] [$($begun:literal),*] [$($learner:literal),*] => $decision:expr;)*) => {
         &[$(Row {
             data: &[$($data),*],
             live: &[$($live),*],
             formation: &[$($formation),*],
             place: &[$($place),*],
+            others: &[$($others),*],
             backups: &[$($backups),*],
             begun: &[$($begun),*],
             as_learner: &[$($learner),*],
@@ -37,69 +48,129 @@ macro_rules! table {
 #[rustfmt::skip]
 const TABLE: &[Row] = table! {
     // The data directory decides alone.
-    [Foreign] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Foreign] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Refuse(Refusal::WrongVolume);
-    [Locked] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Locked] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Wait(Waiting::DataDirLocked);
-    [Data::Unknown] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Data::Unknown] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Wait(Waiting::DataDirUnreadable);
-    [Valid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Valid] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Start;
-    [Removed] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Unconfirmed] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Wait(Waiting::Unconfirmed);
+    [Removed] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Join;
-    // Damaged data of the only member: the backups decide.
-    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Present] [false, true] [false, true]
-        => Restore;
-    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [NoStore, Absent] [false, true] [false, true]
-        => Refuse(Refusal::DataCorrupt);
-    [Invalid] [Unreachable, OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Backups::Unknown] [false, true] [false, true]
-        => Wait(Waiting::StoreUnreachable);
-    // Damaged data of one of several: the running cluster decides.
-    [Invalid] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
-        => Wait(Waiting::PeersUnreachable);
-    [Invalid] [OtherCluster] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    // Data of another cluster than this Etcd's: a running cluster of its members is joined.
+    [Data::OtherCluster] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Refuse(Refusal::OtherCluster);
+    [Data::OtherCluster] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Wait(Waiting::OtherCluster);
+    [Data::OtherCluster] [Live::OtherCluster] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Refuse(Refusal::WrongCluster);
-    [Invalid] [NotListed] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Data::OtherCluster] [NotListed] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Join;
-    [Invalid] [Unstarted, Started] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Data::OtherCluster] [Unstarted, Started] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Rejoin;
-    [Invalid] [UnstartedLearner] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Data::OtherCluster] [UnstartedLearner] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => StartAsLearner;
+    // Damaged data of the only member: the backups decide.
+    [Invalid] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [Present] [false, true] [false, true]
+        => Restore;
+    [Invalid] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent] [false, true] [false, true]
+        => Refuse(Refusal::DataCorrupt);
+    [Invalid] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [Backups::Unknown] [false, true] [false, true]
+        => Wait(Waiting::StoreUnreachable);
+    // Damaged data of one of several: the running cluster decides, or, if nobody has anything, the backups.
+    [Invalid] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Wait(Waiting::PeersUnreachable);
+    [Invalid] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [First] [Empty, Damaged] [Present] [false, true] [false, true]
+        => Restore;
+    [Invalid] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [Other] [Empty, Damaged] [Present] [false, true] [false, true]
+        => Wait(Waiting::FirstMemberRestoring);
+    [Invalid] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged] [NoStore, Absent] [false, true] [false, true]
+        => Refuse(Refusal::DataCorrupt);
+    [Invalid] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged] [Backups::Unknown] [false, true] [false, true]
+        => Wait(Waiting::StoreUnreachable);
+    [Invalid] [Live::OtherCluster] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Refuse(Refusal::WrongCluster);
+    [Invalid] [NotListed] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Join;
+    [Invalid] [Unstarted, Started] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Rejoin;
+    [Invalid] [UnstartedLearner] [Never, Unproven, Formed, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => StartAsLearner;
     // No data, and a running cluster to ask.
-    [Missing] [OtherCluster] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Missing] [Live::OtherCluster] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Refuse(Refusal::WrongCluster);
-    [Missing] [NotListed] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Missing] [NotListed] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Join;
-    [Missing] [UnstartedLearner] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Missing] [UnstartedLearner] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => StartAsLearner;
-    [Missing] [Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Missing] [Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Rejoin;
-    [Missing] [Unstarted] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [true] [false, true]
+    [Missing] [Unstarted] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [true] [false, true]
         => Rejoin;
-    [Missing] [Unstarted] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false] [false, true]
+    [Missing] [Unstarted] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false] [false, true]
         => Form;
-    // No data, and nobody to ask.
-    [Missing] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [true]
+    // No data, and no other member.
+    [Missing] [Unreachable] [Never, Unproven, Formed, Formation::Unknown] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [true]
         => Wait(Waiting::NoClusterToJoin);
-    [Missing] [Unreachable] [Formation::Unknown] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
+    [Missing] [Unreachable] [Formation::Unknown] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
         => Wait(Waiting::RecordUnreadable);
-    [Missing] [Unreachable] [Unproven] [Only, First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
+    [Missing] [Unreachable] [Unproven] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
         => Wait(Waiting::MembersUnknown);
-    [Missing] [Unreachable] [Formed] [Only] [Present] [false, true] [false]
+    [Missing] [Unreachable] [Formed] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [Present] [false, true] [false]
         => Restore;
-    [Missing] [Unreachable] [Formed] [Only] [NoStore, Absent] [false, true] [false]
+    [Missing] [Unreachable] [Formed] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent] [false, true] [false]
         => Refuse(Refusal::DataLost);
-    [Missing] [Unreachable] [Formed] [Only] [Backups::Unknown] [false, true] [false]
-        => Wait(Waiting::StoreUnreachable);
-    [Missing] [Unreachable] [Formed] [First, Other] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
-        => Wait(Waiting::PeersUnreachable);
-    [Missing] [Unreachable] [Never] [Only, First, Other] [NoStore, Absent] [false, true] [false]
-        => Form;
-    [Missing] [Unreachable] [Never] [Only, First, Other] [Backups::Unknown] [false, true] [false]
-        => Wait(Waiting::StoreUnreachable);
-    [Missing] [Unreachable] [Never] [Only, First] [Present] [false, true] [false]
+    [Missing] [Unreachable] [Never] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [Present] [false, true] [false]
         => Restore;
-    [Missing] [Unreachable] [Never] [Other] [Present] [false, true] [false]
+    [Missing] [Unreachable] [Never] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent] [false, true] [false]
+        => Form;
+    [Missing] [Unreachable] [Never, Formed] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [Backups::Unknown] [false, true] [false]
+        => Wait(Waiting::StoreUnreachable);
+    // No data, and no quorum of the others. Nobody has anything left: one member restores.
+    [Missing] [Unreachable] [Formed] [First] [Empty, Damaged] [Present] [false, true] [false, true]
+        => Restore;
+    [Missing] [Unreachable] [Formed] [First] [Empty] [NoStore, Absent] [false, true] [false, true]
+        => Refuse(Refusal::DataLost);
+    [Missing] [Unreachable] [Formed] [First] [Damaged] [NoStore, Absent] [false, true] [false, true]
+        => Refuse(Refusal::DataCorrupt);
+    [Missing] [Unreachable] [Formed] [First] [Empty, Damaged] [Backups::Unknown] [false, true] [false, true]
+        => Wait(Waiting::StoreUnreachable);
+    [Missing] [Unreachable] [Formed] [Other] [Empty, Damaged] [Present] [false, true] [false]
+        => Wait(Waiting::FirstMemberRestoring);
+    [Missing] [Unreachable] [Formed] [Other] [Empty] [NoStore, Absent] [false, true] [false]
+        => Refuse(Refusal::DataLost);
+    [Missing] [Unreachable] [Formed] [Other] [Damaged] [NoStore, Absent] [false, true] [false]
+        => Refuse(Refusal::DataCorrupt);
+    [Missing] [Unreachable] [Formed] [Other] [Empty, Damaged] [Backups::Unknown] [false, true] [false]
+        => Wait(Waiting::StoreUnreachable);
+    [Missing] [Unreachable] [Formed] [Other] [Empty, Damaged] [NoStore, Absent, Present, Backups::Unknown] [false, true] [true]
+        => Wait(Waiting::NoClusterToJoin);
+    // Somebody has something, or may have it.
+    [Missing] [Unreachable] [Formed] [First, Other] [Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [true]
+        => Wait(Waiting::NoClusterToJoin);
+    [Missing] [Unreachable] [Formed] [First, Other] [Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
+        => Wait(Waiting::PeersUnreachable);
+    [Missing] [Unreachable] [Never, Unproven, Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [true]
+        => Wait(Waiting::NoClusterToJoin);
+    [Missing] [Unreachable] [Formation::Unknown] [First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
+        => Wait(Waiting::RecordUnreadable);
+    [Missing] [Unreachable] [Never, Unproven] [First, Other] [Others::Data] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
+        => Wait(Waiting::PeersUnreachable);
+    [Missing] [Unreachable] [Unproven] [First, Other] [Empty, Damaged, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false]
+        => Wait(Waiting::MembersUnknown);
+    // The Etcd has never formed a cluster.
+    [Missing] [Unreachable] [Never] [First, Other] [Damaged] [NoStore, Absent] [false, true] [false]
+        => Refuse(Refusal::DataCorrupt);
+    [Missing] [Unreachable] [Never] [First, Other] [Empty, Others::Unknown] [NoStore, Absent] [false, true] [false]
+        => Form;
+    [Missing] [Unreachable] [Never] [First, Other] [Empty, Damaged, Others::Unknown] [Backups::Unknown] [false, true] [false]
+        => Wait(Waiting::StoreUnreachable);
+    [Missing] [Unreachable] [Never] [First] [Empty, Damaged, Others::Unknown] [Present] [false, true] [false]
+        => Restore;
+    [Missing] [Unreachable] [Never] [Other] [Empty, Damaged, Others::Unknown] [Present] [false, true] [false]
         => Wait(Waiting::FirstMemberRestoring);
 };
 
@@ -111,7 +182,9 @@ fn all_of<T: Copy>(first: T, next: fn(T) -> Option<T>) -> Vec<T> {
 fn all() -> Vec<Evidence> {
     let datas = all_of(Missing, |data| match data {
         Missing => Some(Valid),
-        Valid => Some(Invalid),
+        Valid => Some(Data::OtherCluster),
+        Data::OtherCluster => Some(Unconfirmed),
+        Unconfirmed => Some(Invalid),
         Invalid => Some(Removed),
         Removed => Some(Locked),
         Locked => Some(Foreign),
@@ -125,8 +198,8 @@ fn all() -> Vec<Evidence> {
         Formation::Unknown => None,
     });
     let lives = all_of(Unreachable, |live| match live {
-        Unreachable => Some(OtherCluster),
-        OtherCluster => Some(NotListed),
+        Unreachable => Some(Live::OtherCluster),
+        Live::OtherCluster => Some(NotListed),
         NotListed => Some(Unstarted),
         Unstarted => Some(UnstartedLearner),
         UnstartedLearner => Some(Started),
@@ -143,30 +216,36 @@ fn all() -> Vec<Evidence> {
         First => Some(Other),
         Other => None,
     });
+    let others = all_of(Empty, |others| match others {
+        Empty => Some(Damaged),
+        Damaged => Some(Others::Data),
+        Others::Data => Some(Others::Unknown),
+        Others::Unknown => None,
+    });
     let flags = [(false, false), (false, true), (true, false), (true, true)];
     let mut all = Vec::new();
-    for data in datas {
-        for &formation in &formations {
-            for &live in &lives {
-                for &backups in &backups {
-                    for &place in &places {
-                        for (begun, as_learner) in flags {
-                            all.push(Evidence {
-                                data,
-                                formation,
-                                begun,
-                                live,
-                                backups,
-                                place,
-                                as_learner,
-                            });
-                        }
-                    }
-                }
+    for (&data, &formation) in pairs(&datas, &formations) {
+        for (&live, &backups) in pairs(&lives, &backups) {
+            for (&place, &others) in pairs(&places, &others) {
+                all.extend(flags.map(|(begun, as_learner)| Evidence {
+                    data,
+                    formation,
+                    begun,
+                    live,
+                    others,
+                    backups,
+                    place,
+                    as_learner,
+                }));
             }
         }
     }
     all
+}
+
+/// All pairs.
+fn pairs<'a, A, B>(first: &'a [A], second: &'a [B]) -> impl Iterator<Item = (&'a A, &'a B)> {
+    first.iter().flat_map(move |a| second.iter().map(move |b| (a, b)))
 }
 
 impl Row {
@@ -175,6 +254,7 @@ impl Row {
             && self.live.contains(&e.live)
             && self.formation.contains(&e.formation)
             && self.place.contains(&e.place)
+            && self.others.contains(&e.others)
             && self.backups.contains(&e.backups)
             && self.begun.contains(&e.begun)
             && self.as_learner.contains(&e.as_learner)
@@ -186,6 +266,7 @@ impl Row {
             * self.live.len()
             * self.formation.len()
             * self.place.len()
+            * self.others.len()
             * self.backups.len()
             * self.begun.len()
             * self.as_learner.len()
@@ -195,7 +276,7 @@ impl Row {
 #[test]
 fn every_combination_is_in_the_table_once() {
     let all = all();
-    assert_eq!(all.len(), 7 * 4 * 6 * 4 * 3 * 4);
+    assert_eq!(all.len(), 9 * 4 * 6 * 4 * 4 * 3 * 4);
     for evidence in &all {
         let rows: Vec<_> = TABLE.iter().filter(|row| row.lists(evidence)).collect();
         assert_eq!(rows.len(), 1, "{evidence:?} is listed by {} rows", rows.len());
@@ -221,6 +302,10 @@ fn hard_rules() {
                 asked_to_found || matches!(e.backups, Absent | NoStore),
                 "backups are not ignored: {e:?}"
             );
+            assert!(
+                asked_to_found || e.place == Only || matches!(e.others, Empty | Others::Unknown),
+                "another member's data is not ignored: {e:?}"
+            );
         }
         if decision == Restore {
             assert!(
@@ -231,6 +316,10 @@ fn hard_rules() {
                 e.place == Only || e.live == Unreachable,
                 "no restore beside a running cluster: {e:?}"
             );
+            assert!(
+                e.place == Only || e.others != Others::Data,
+                "no restore beside data: {e:?}"
+            );
         }
         if let Wait(waiting) = decision {
             assert_eq!(
@@ -240,7 +329,10 @@ fn hard_rules() {
             );
         }
         if matches!(decision, Form | Restore) && e.place != Only && e.live == Unreachable {
-            assert_eq!(e.formation, Never, "who says nothing may have the data: {e:?}");
+            assert!(
+                e.formation == Never || matches!(e.others, Empty | Damaged),
+                "who says nothing may have the data: {e:?}"
+            );
         }
         if e.data == Valid {
             assert_eq!(decision, Start, "good data is used: {e:?}");
@@ -251,7 +343,11 @@ fn hard_rules() {
                 "a removed member's data is never started on: {e:?}"
             );
         }
-        if e.live == OtherCluster && matches!(e.data, Missing | Invalid) {
+        if matches!(e.data, Data::OtherCluster | Unconfirmed) {
+            let is_used = matches!(decision, Start | Form | Restore);
+            assert!(!is_used, "data of another cluster is never started: {e:?}");
+        }
+        if e.live == Live::OtherCluster && matches!(e.data, Missing | Invalid) {
             let own = e.data == Invalid && e.place == Only;
             assert!(
                 own || decision == Refuse(Refusal::WrongCluster),
