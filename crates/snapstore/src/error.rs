@@ -27,6 +27,12 @@ pub enum Class {
     Unavailable,
     /// The store asks to slow down.
     Throttled,
+    /// Bytes come or go, but slower than any working connection.
+    TooSlow,
+    /// The store refuses requests because its clock and ours differ too much.
+    ClockSkewed,
+    /// The answer isn't what the protocol promises. Nothing is known about what was asked.
+    BadResponse,
     /// The payload is too large or its form isn't accepted, or the disk is full.
     PayloadRejected,
     /// The content isn't what was announced: size, checksum or hash trailer differ.
@@ -56,6 +62,9 @@ impl Class {
             Self::Unreachable => "StoreUnreachable",
             Self::Unavailable => "StoreUnavailable",
             Self::Throttled => "Throttled",
+            Self::TooSlow => "StoreTooSlow",
+            Self::ClockSkewed => "ClockSkewed",
+            Self::BadResponse => "BadResponse",
             Self::PayloadRejected => "PayloadRejected",
             Self::Corrupt => "Corrupt",
             Self::NoFinalSnapshot => "NoFinalSnapshot",
@@ -68,7 +77,10 @@ impl Class {
 
     /// True when the same call may succeed later without anybody changing anything.
     pub fn is_retryable(self) -> bool {
-        matches!(self, Self::Unreachable | Self::Unavailable | Self::Throttled)
+        matches!(
+            self,
+            Self::Unreachable | Self::Unavailable | Self::Throttled | Self::TooSlow | Self::ClockSkewed
+        )
     }
 
     fn text(self) -> &'static str {
@@ -82,6 +94,9 @@ impl Class {
             Self::Unreachable => "store unreachable",
             Self::Unavailable => "store unavailable",
             Self::Throttled => "throttled by the store",
+            Self::TooSlow => "the store is too slow",
+            Self::ClockSkewed => "clocks differ",
+            Self::BadResponse => "the answer breaks the protocol",
             Self::PayloadRejected => "payload rejected",
             Self::Corrupt => "content is not what was announced",
             Self::NoFinalSnapshot => "no final snapshot",

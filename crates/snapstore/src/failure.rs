@@ -8,10 +8,17 @@ use http::{HeaderMap, StatusCode, header::RETRY_AFTER};
 use object_store::client::{HttpError, HttpErrorKind, HttpResponse};
 use serde::Deserialize;
 
-use crate::error::{Class, Error};
+use crate::{
+    error::{Class, Error},
+    explanation::{Asked, Explanation},
+    rate::TooSlow,
+};
 
 /// No more than this of an error's body is read.
 const ERROR_BODY_LIMIT: usize = 64 * 1024;
+
+/// No more of the server's words is passed on.
+const LONGEST_WORDS: usize = 500;
 
 /// Why a request had no good answer.
 #[derive(Debug)]
@@ -22,25 +29,31 @@ pub(crate) struct Failure {
     /// The server's own word for it.
     pub code: String,
     message: String,
+    /// What to change, if that is known.
+    hint: String,
     /// How long the server asks to wait.
     pub retry_after: Option<Duration>,
 }
 
 impl Failure {
-    pub(crate) async fn refused(response: HttpResponse) -> Self {
+    pub(crate) async fn refused(asked: &Asked<'_>, response: HttpResponse) -> Self {
         let (parts, body) = response.into_parts();
-        let (code, message) = describe(&parts.headers, &read_capped(body.bytes_stream()).await);
+        let document = describe(&parts.headers, &read_capped(body.bytes_stream()).await);
+        let Explanation { class, hint } = Explanation::find(asked, parts.status, &parts.headers, &document);
+        let Document { code, message, .. } = document;
         Self {
-            class: classify(parts.status, &code, &message),
+            class: class.unwrap_or_else(|| classify(parts.status, &code, &message)),
             status: parts.status.as_u16(),
             code,
             message,
+            hint,
             retry_after: retry_after(&parts.headers),
         }
     }
 
     pub(crate) fn broken(error: &HttpError) -> Self {
         let class = match error.kind() {
+            _ if below::<TooSlow>(error).is_some() => Class::TooSlow,
             HttpErrorKind::Decode => Class::Other,
             _ => Class::Unreachable,
         };
@@ -49,13 +62,16 @@ impl Failure {
             status: 0,
             code: String::new(),
             message: causes(error),
+            hint: String::new(),
             retry_after: None,
         }
     }
 
-    /// A digest that the server didn't confirm means that bytes changed on the way.
+    /// A digest that the server didn't confirm means that bytes changed on the way. A clock isn't set within seconds.
     pub(crate) fn may_pass(&self) -> bool {
-        self.class.is_retryable() || self.class == Class::Corrupt || self.code == "ConditionalRequestConflict"
+        self.class != Class::ClockSkewed && self.class.is_retryable()
+            || self.class == Class::Corrupt
+            || self.code == "ConditionalRequestConflict"
     }
 
     /// The failure below `error`, if a request was what failed.
@@ -79,6 +95,7 @@ impl fmt::Display for Failure {
             status,
             code,
             message,
+            hint,
             ..
         } = self;
         let words = [code.as_str(), message.as_str()]
@@ -89,6 +106,11 @@ impl fmt::Display for Failure {
             (0, _) => f.write_str(&words),
             (_, true) => write!(f, "status {status}"),
             _ => write!(f, "status {status}, {words}"),
+        }?;
+        if hint.is_empty() {
+            Ok(())
+        } else {
+            write!(f, "; {hint}")
         }
     }
 }
@@ -135,48 +157,70 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
         .map(Duration::from_secs)
 }
 
+/// What an error document says.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, rename_all = "PascalCase")]
+pub(crate) struct Document {
+    pub code: String,
+    pub message: String,
+    /// Where the bucket lies, of S3.
+    pub region: String,
+    /// Where to ask instead, of S3.
+    pub endpoint: String,
+}
+
+impl Document {
+    fn new(code: impl Into<String>, message: impl Into<String>) -> Self {
+        Self {
+            code: code.into(),
+            message: message.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Nothing but a line of text.
+    fn cleaned(self) -> Self {
+        let clean = |text: String| {
+            let line = text.lines().next().unwrap_or_default();
+            let shown = line.chars().filter(|c| !c.is_control());
+            shown.take(LONGEST_WORDS).collect()
+        };
+        Self {
+            code: clean(self.code),
+            message: clean(self.message),
+            ..self
+        }
+    }
+}
+
 /// The server's code and message out of an error document: S3 and Azure (XML), Google and OAuth (JSON), Keystone.
 /// Other elements may repeat the request, so that they are left out.
-fn describe(headers: &HeaderMap, body: &[u8]) -> (String, String) {
-    #[derive(Default, Deserialize)]
-    #[serde(default, rename_all = "PascalCase")]
-    struct Xml {
-        code: String,
-        message: String,
-    }
-    if let Ok(Xml { code, message }) = quick_xml::de::from_reader::<_, Xml>(body)
-        && !code.is_empty()
+fn describe(headers: &HeaderMap, body: &[u8]) -> Document {
+    if let Ok(document) = quick_xml::de::from_reader::<_, Document>(body)
+        && !document.code.is_empty()
     {
-        return (code, message.lines().next().unwrap_or_default().to_owned());
+        return document.cleaned();
     }
     if let Ok(json) = serde_json::from_slice::<serde_json::Value>(body) {
-        let text = |pointer| {
-            json.pointer(pointer)
-                .and_then(|v| v.as_str())
-                .unwrap_or_default()
-                .to_owned()
+        let first = |pointers: &[&str]| {
+            let mut words = pointers
+                .iter()
+                .filter_map(|pointer| json.pointer(pointer)?.as_str());
+            words.find(|word| !word.is_empty()).unwrap_or_default().to_owned()
         };
-        let code = [
-            text("/error/errors/0/reason"),
-            text("/error/status"),
-            text("/error/title"),
-            text("/error"),
-        ];
-        let message = [text("/error/message"), text("/error_description")];
-        let first = |words: [String; 2]| words.into_iter().find(|w| !w.is_empty()).unwrap_or_default();
-        return (
-            code.into_iter().find(|w| !w.is_empty()).unwrap_or_default(),
-            first(message),
-        );
+        let code = first(&[
+            "/error/errors/0/reason",
+            "/error/status",
+            "/error/title",
+            "/error",
+        ]);
+        let message = first(&["/error/message", "/error_description"]);
+        return Document::new(code, message).cleaned();
     }
-    let header = |name| {
-        headers
-            .get(name)
-            .and_then(|v| v.to_str().ok())
-            .unwrap_or_default()
-            .to_owned()
-    };
-    (header("x-ms-error-code"), String::new())
+    let code = headers
+        .get("x-ms-error-code")
+        .and_then(|value| value.to_str().ok());
+    Document::new(code.unwrap_or_default(), "").cleaned()
 }
 
 /// The meaning of a refusal. Codes are looked at first: providers don't agree on statuses.
@@ -204,6 +248,7 @@ fn classify(status: StatusCode, code: &str, message: &str) -> Class {
         "AuthorizationHeaderMalformed" | "InvalidBucketName" | "PermanentRedirect" | "InvalidRegion" => {
             return Class::InvalidConfig;
         }
+        "RequestTimeTooSkewed" => return Class::ClockSkewed,
         "RequestTimeout" => return Class::Unreachable,
         _ if says_locked(message) => return Class::Locked,
         _ => {}
@@ -307,6 +352,12 @@ mod tests {
             Class::Corrupt,
         ),
         (
+            403,
+            "RequestTimeTooSkewed",
+            "The difference between the request time and the current time is too large.",
+            Class::ClockSkewed,
+        ),
+        (
             301,
             "PermanentRedirect",
             "Use another endpoint",
@@ -399,7 +450,8 @@ mod tests {
         let other = |_: &str, message: &str| message.to_owned();
         let check = |answers: &[Answer], write: &dyn Fn(&str, &str) -> String| {
             for (status, code, message, expected) in answers {
-                let (code, message) = describe(&HeaderMap::new(), write(code, message).as_bytes());
+                let document = describe(&HeaderMap::new(), write(code, message).as_bytes());
+                let Document { code, message, .. } = document;
                 let status = StatusCode::from_u16(*status).unwrap();
                 let class = classify(status, &code, &message);
                 assert_eq!(class, *expected, "{status} {code} {message}");
@@ -408,6 +460,7 @@ mod tests {
                     status: status.as_u16(),
                     code,
                     message,
+                    hint: String::new(),
                     retry_after: None,
                 };
                 let shown = format!("{failure} {failure:?}");
@@ -426,10 +479,29 @@ mod tests {
             http::HeaderName::from_static("x-ms-error-code"),
             http::HeaderValue::from_static("ContainerNotFound"),
         )]);
-        let (code, message) = describe(&headers, b"");
+        let Document { code, message, .. } = describe(&headers, b"");
         assert_eq!(
             classify(StatusCode::NOT_FOUND, &code, &message),
             Class::BucketNotFound
+        );
+    }
+
+    /// What is shown to people and written to terminals is one line of text.
+    #[test]
+    fn the_servers_words_are_a_line() {
+        let text = format!(
+            "<Error><Code>A&#27;[2J</Code><Message>b&#10;c{}</Message></Error>",
+            "x".repeat(9000)
+        );
+        let document = describe(&HeaderMap::new(), text.as_bytes());
+        assert_eq!((document.code.as_str(), document.message.as_str()), ("A[2J", "b"));
+        let text = format!(
+            "<Error><Code>A</Code><Message>{}</Message></Error>",
+            "x".repeat(9000)
+        );
+        assert_eq!(
+            describe(&HeaderMap::new(), text.as_bytes()).message.len(),
+            LONGEST_WORDS
         );
     }
 }

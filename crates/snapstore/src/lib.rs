@@ -9,13 +9,17 @@ pub mod chain;
 mod config;
 pub mod copy;
 mod credentials;
+mod document;
 mod error;
+mod explanation;
 mod failure;
 mod gcs;
 mod listing;
 mod local;
 pub mod manifest;
 pub mod name;
+mod pages;
+mod rate;
 mod reload;
 mod request;
 pub mod retention;
@@ -24,6 +28,7 @@ mod store;
 mod swift;
 mod transport;
 mod upload;
+mod wire;
 
 pub use etcd_storage::compression::Compression;
 
@@ -34,6 +39,7 @@ pub use crate::{
     listing::{Chunk, Layout, Listing, Object, Orphan, StoredSnapshot, Unparsable},
     local::LocalStore,
     name::{Kind, SnapshotName},
+    rate::MinimumRate,
     store::{Immutability, SnapStore},
     transport::Retry,
 };

@@ -1,6 +1,9 @@
 //! Requests of our own to object stores, before they are signed, and their answers.
 
-use bytes::Bytes;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures::TryStreamExt as _;
 use http::{HeaderMap, Method, header};
 use jiff::Timestamp;
 use object_store::client::{HttpClient, HttpError, HttpRequest, HttpResponse};
@@ -81,18 +84,39 @@ pub(crate) async fn execute(client: &HttpClient, request: HttpRequest, action: &
     client.execute(request).await.map_err(|e| from_http(&e, action))
 }
 
+/// Larger answers aren't read: listings come in pages, all else is small.
+const LARGEST_ANSWER: usize = 32 << 20;
+
+/// How long an answer may take that is kept open while the store works.
+const LONGEST_ANSWER: Duration = Duration::from_mins(15);
+
 /// The whole body of an answer that is known to be short.
 pub(crate) async fn read(response: HttpResponse, action: &str) -> Result<Bytes> {
-    response
-        .into_body()
-        .bytes()
-        .await
-        .map_err(|e| from_http(&e, action))
+    let mut stream = response.into_body().bytes_stream();
+    let whole = async {
+        let mut body = BytesMut::new();
+        while let Some(bytes) = stream.try_next().await.map_err(|e| from_http(&e, action))? {
+            if body.len() + bytes.len() > LARGEST_ANSWER {
+                let detail = format!("the answer is larger than {} MiB", LARGEST_ANSWER >> 20);
+                return Err(Error::new(Class::BadResponse, action, detail));
+            }
+            body.extend_from_slice(&bytes);
+        }
+        Ok(body.freeze())
+    };
+    let slow = |_| {
+        let detail = format!(
+            "the answer isn't whole after {} minutes",
+            LONGEST_ANSWER.as_secs() / 60
+        );
+        Error::new(Class::TooSlow, action, detail)
+    };
+    tokio::time::timeout(LONGEST_ANSWER, whole).await.map_err(slow)?
 }
 
 pub(crate) fn from_http(error: &HttpError, action: &str) -> Error {
     Failure::find(error).map_or_else(
-        || Error::new(Class::Unreachable, action, error.to_string()),
+        || Failure::broken(error).to_error(action),
         |failure| failure.to_error(action),
     )
 }

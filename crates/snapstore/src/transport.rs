@@ -4,14 +4,12 @@
 use std::{ops::Range, time::Duration};
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
-use http::StatusCode;
+use http::{StatusCode, header};
 use object_store::{
-    ClientOptions, GetOptions, GetRange, ObjectStore, RetryConfig,
-    client::{
-        HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
-        ReqwestConnector,
-    },
+    ClientConfigKey, ClientOptions, GetOptions, GetRange, ObjectStore, RetryConfig,
+    client::{HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService},
 };
 use rand::Rng as _;
 use tokio::time::Instant;
@@ -19,9 +17,13 @@ use tracing::warn;
 
 use crate::{
     body::ByteStream,
+    config::StoreConfig,
     error::{Class, Error},
+    explanation::Asked,
     failure::Failure,
     listing::Object,
+    rate::{Gauge, MinimumRate},
+    wire::{Connection, Wire},
 };
 
 /// How often and how long a request is repeated.
@@ -34,6 +36,8 @@ pub struct Retry {
     pub longest_wait: Duration,
     /// No try is begun after this time.
     pub budget: Duration,
+    /// What is slower is given up.
+    pub rate: MinimumRate,
 }
 
 impl Default for Retry {
@@ -43,6 +47,7 @@ impl Default for Retry {
             first_wait: Duration::from_millis(400),
             longest_wait: Duration::from_secs(15),
             budget: Duration::from_mins(2),
+            rate: MinimumRate::default(),
         }
     }
 }
@@ -63,24 +68,89 @@ impl Retry {
     }
 }
 
-/// Makes [`Transport`]s on top of the library's own client.
-#[derive(Debug)]
-pub(crate) struct Connector(pub Retry);
+/// Makes [`Transport`]s: for the store itself, and for where the library gets credentials.
+#[derive(Debug, Clone)]
+pub(crate) struct Connector {
+    retry: Retry,
+    connection: Connection,
+    /// That requests are signed for, of S3; for messages.
+    region: Option<String>,
+}
+
+impl Connector {
+    pub(crate) fn new(config: &StoreConfig) -> Self {
+        Self {
+            retry: config.retry,
+            connection: Connection {
+                allow_http: config.allow_http,
+                rate: config.retry.rate,
+                ..Connection::default()
+            },
+            region: None,
+        }
+    }
+
+    #[must_use]
+    pub(crate) fn with_region(self, region: &str) -> Self {
+        Self {
+            region: Some(region.to_owned()),
+            ..self
+        }
+    }
+
+    #[must_use]
+    pub(crate) fn with_allow_http(mut self, allow_http: bool) -> Self {
+        self.connection.allow_http = allow_http;
+        self
+    }
+
+    /// Whom to trust: also the authorities of `ca` (PEM), or anybody.
+    #[must_use]
+    pub(crate) fn with_trust(mut self, ca: Option<String>, skip_verify: bool) -> Self {
+        (self.connection.ca, self.connection.skip_verify) = (ca, skip_verify);
+        self
+    }
+
+    pub(crate) fn client(&self) -> Result<HttpClient, Error> {
+        self.client_with(&self.connection, CONNECT_TIMEOUT)
+    }
+
+    fn client_with(&self, connection: &Connection, connect_timeout: Duration) -> Result<HttpClient, Error> {
+        Ok(HttpClient::new(Transport {
+            wire: Wire::new(connection, connect_timeout)?,
+            retry: self.retry,
+            region: self.region.clone(),
+        }))
+    }
+}
 
 impl HttpConnector for Connector {
+    /// The library asks for other options where it looks for a metadata service: those are spoken to in plain http, and
+    /// most often aren't there.
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Transport {
-            client,
-            retry: self.0,
-        }))
+        let timeout = |options: &ClientOptions| options.get_config_value(&ClientConfigKey::ConnectTimeout);
+        let is_metadata = timeout(options) != timeout(&client_options());
+        let client = if is_metadata {
+            let connection = Connection {
+                allow_http: true,
+                ..self.connection.clone()
+            };
+            self.client_with(&connection, METADATA_CONNECT_TIMEOUT)
+        } else {
+            self.client()
+        };
+        client.map_err(|e| object_store::Error::Generic {
+            store: "HTTP",
+            source: Box::new(e),
+        })
     }
 }
 
 #[derive(Debug)]
 struct Transport {
-    client: HttpClient,
+    wire: Wire,
     retry: Retry,
+    region: Option<String>,
 }
 
 #[async_trait]
@@ -89,9 +159,11 @@ impl HttpService for Transport {
         let started = Instant::now();
         let mut attempt = 1;
         loop {
-            let failure = match self.client.execute(request.clone()).await {
-                Ok(response) if is_answer(response.status()) => return Ok(response),
-                Ok(response) => Failure::refused(response).await,
+            let failure = match self.wire.call(request.clone()).await {
+                Ok(response) if is_answer(&response) => return Ok(response),
+                Ok(response) => {
+                    Failure::refused(&Asked::new(&request, self.region.as_deref()), response).await
+                }
                 Err(error) => Failure::broken(&error),
             };
             let wait = failure
@@ -109,23 +181,30 @@ impl HttpService for Transport {
     }
 }
 
-/// Success, "not modified" and "resume incomplete" (308, resumable uploads) are answers; all else is a failure.
-fn is_answer(status: StatusCode) -> bool {
-    status.is_success() || matches!(status, StatusCode::NOT_MODIFIED | StatusCode::PERMANENT_REDIRECT)
+/// Success, "not modified" and "resume incomplete" (resumable uploads) are answers; all else is a failure. The latter has
+/// the status of a redirect, but doesn't say where to.
+fn is_answer(response: &HttpResponse) -> bool {
+    match response.status() {
+        StatusCode::NOT_MODIFIED => true,
+        StatusCode::PERMANENT_REDIRECT => !response.headers().contains_key(header::LOCATION),
+        status => status.is_success(),
+    }
 }
 
-/// Connections of all providers. No limit on whole requests, which may carry gigabytes; silence is limited.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+const METADATA_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What the library is to know of our connections, which [`Connector`] makes.
 pub(crate) fn client_options() -> ClientOptions {
-    ClientOptions::new()
-        .with_timeout_disabled()
-        .with_connect_timeout(Duration::from_secs(10))
-        .with_read_timeout(Duration::from_mins(2))
+    ClientOptions::new().with_connect_timeout(CONNECT_TIMEOUT)
 }
 
 /// How the library goes on when an answer's body breaks off. Requests as such are repeated below it.
 pub(crate) fn resume() -> RetryConfig {
     RetryConfig {
         max_retries: 8,
+        // Counted from the beginning of a read, however long that takes when all is well.
+        retry_timeout: Duration::from_hours(24),
         ..RetryConfig::default()
     }
 }
@@ -161,6 +240,7 @@ pub(crate) async fn get(
     store: &dyn ObjectStore,
     object: &Object,
     range: Option<Range<u64>>,
+    rate: MinimumRate,
 ) -> Result<ByteStream, Error> {
     if range.as_ref().is_some_and(Range::is_empty) {
         return Ok(stream::empty().boxed());
@@ -168,6 +248,7 @@ pub(crate) async fn get(
     let action = format!("read {}", object.key);
     let path = object_store::path::Path::parse(&object.key);
     let path = path.map_err(|e| Error::new(Class::InvalidConfig, &action, e.to_string()))?;
+    let expected = expected(object, range.as_ref());
     let options = GetOptions {
         version: object.version.clone(),
         range: range.map(GetRange::Bounded),
@@ -177,10 +258,48 @@ pub(crate) async fn get(
         .get_opts(&path, options)
         .await
         .map_err(|e| from_library(e, &action))?;
-    Ok(result
-        .into_stream()
-        .map_err(move |e| from_library(e, &action))
-        .boxed())
+    check_size(object, result.meta.size, &action)?;
+    let broken = action.clone();
+    let content = result.into_stream().map_err(move |e| from_library(e, &broken));
+    Ok(exactly(content.boxed(), expected, rate, action))
+}
+
+/// How many bytes a read is to give.
+pub(crate) fn expected(object: &Object, range: Option<&Range<u64>>) -> u64 {
+    range.map_or(object.size, |range| {
+        range.end.min(object.size).saturating_sub(range.start)
+    })
+}
+
+/// Before the first byte is used: the object has the size that it was listed with.
+pub(crate) fn check_size(object: &Object, size: u64, action: &str) -> Result<(), Error> {
+    if size == object.size {
+        return Ok(());
+    }
+    let detail = format!("it was listed with {} bytes, the store has {size}", object.size);
+    Err(Error::new(Class::Corrupt, action, detail))
+}
+
+/// Passes on exactly `expected` bytes, whatever the length in the answer's header was worth; and gives up what is too
+/// slow even though it was begun anew.
+pub(crate) fn exactly(content: ByteStream, expected: u64, rate: MinimumRate, action: String) -> ByteStream {
+    let reading = (content, Gauge::new(rate.twice(), Some(expected)), action);
+    let next = move |(mut content, mut gauge, action): (ByteStream, Gauge, String)| async move {
+        let slow = |slow: crate::rate::TooSlow| Error::new(Class::TooSlow, &action, slow.to_string());
+        let next: Option<Bytes> = tokio::select! {
+            biased;
+            next = content.try_next() => next?,
+            too_slow = std::future::poll_fn(|context| gauge.poll_wait(context)) => return Err(slow(too_slow)),
+        };
+        gauge.count(next.as_ref().map_or(0, Bytes::len)).map_err(slow)?;
+        let total = gauge.total();
+        if total > expected || (next.is_none() && total < expected) {
+            let detail = format!("{total} bytes came where {expected} were listed");
+            return Err(Error::new(Class::Corrupt, &action, detail));
+        }
+        Ok(next.map(|bytes| (bytes, (content, gauge, action))))
+    };
+    stream::try_unfold(reading, next).boxed()
 }
 
 #[cfg(test)]
@@ -194,6 +313,7 @@ mod tests {
             first_wait: Duration::from_millis(100),
             longest_wait: Duration::from_millis(300),
             budget: Duration::from_secs(10),
+            ..Retry::default()
         };
         for (attempt, ceiling) in [(1, 100), (2, 200), (3, 300), (4, 300)] {
             for _ in 0..100 {

@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use object_store::{
     azure::{AzureAuthorizer, AzureConfigKey, MicrosoftAzure, MicrosoftAzureBuilder},
-    client::{HttpClient, HttpConnector as _, HttpResponse},
+    client::{HttpClient, HttpResponse},
 };
 
 use crate::{
-    config::{StoreConfig, invalid},
+    config::StoreConfig,
     credentials::{Fields, Place},
     error::{Class, Error, Result},
+    rate::MinimumRate,
     request::{self, Call, credentials_failed},
     transport::{Connector, client_options, resume},
 };
@@ -26,6 +27,7 @@ pub(super) struct Client {
     account: String,
     /// Address of the container, without a slash at its end.
     container_url: String,
+    pub(super) rate: MinimumRate,
 }
 
 /// Files whose change calls for a new client.
@@ -59,17 +61,15 @@ impl Client {
         })?;
         let container = config.container()?;
         let endpoint = endpoint(config, fields.as_ref(), &account)?;
-        let options = client_options().with_allow_http(config.allow_http);
-        let http = Connector(config.retry)
-            .connect(&options)
-            .map_err(|e| invalid(e.to_string()))?;
+        let connector = Connector::new(config);
+        let http = connector.client()?;
         builder = builder
             .with_account(&account)
             .with_container_name(container)
             .with_endpoint(endpoint.clone())
-            .with_http_connector(Connector(config.retry))
+            .with_http_connector(connector)
             .with_retry(resume())
-            .with_client_options(options);
+            .with_client_options(client_options());
         let unusable = |e: object_store::Error| {
             Error::new(Class::CredentialsUnavailable, "open the store", e.to_string())
         };
@@ -79,6 +79,7 @@ impl Client {
             http,
             account,
             container_url: format!("{endpoint}/{container}"),
+            rate: config.retry.rate,
         })
     }
 

@@ -15,8 +15,10 @@ use self::{client::Client, upload::AzureUpload};
 use crate::{
     body::{Body, ByteStream},
     config::StoreConfig,
-    error::{Class, Error, Result},
+    document,
+    error::{Class, Result},
     listing::{EXCLUDE_MARK, Listing, Object, Raw},
+    pages::Pages,
     reload::Reloading,
     request::{Call, length, text, time},
     store::{Immutability, SnapStore},
@@ -51,8 +53,9 @@ impl AzureStore {
 
     async fn list_folder(&self, client: &Client, folder: &str) -> Result<Vec<xml::Blob>> {
         let prefix = format!("{}{folder}/", self.prefix);
+        let action = format!("list {}", self.location);
         let mut details = DETAILS_AND_TAGS;
-        let mut blobs = Vec::new();
+        let (mut blobs, mut pages) = (Vec::new(), Pages::new(&action, &prefix));
         let mut marker: Option<String> = None;
         loop {
             let mut query = vec![
@@ -62,7 +65,7 @@ impl AzureStore {
             ];
             query.push(("include", details));
             query.extend(marker.as_deref().map(|marker| ("marker", marker)));
-            let page = match self.list_page(client, query).await {
+            let page = match list_page(client, query, &action).await {
                 Err(error) if error.class() == Class::AccessDenied && details == DETAILS_AND_TAGS => {
                     warn!(%error, "tags can't be read, so that excluded snapshots aren't known");
                     details = DETAILS;
@@ -70,30 +73,31 @@ impl AzureStore {
                 }
                 page => page?,
             };
+            pages.check(page.blobs.blobs.iter().map(|blob| blob.name.as_str()))?;
             blobs.extend(page.blobs.blobs);
-            marker = page.next_marker.filter(|marker| !marker.is_empty());
+            // At the end it is there, and empty.
+            let is_truncated = page.next_marker.as_ref().map(|marker| !marker.is_empty());
+            marker = pages.next(is_truncated, page.next_marker)?;
             if marker.is_none() {
                 return Ok(blobs);
             }
         }
     }
+}
 
-    async fn list_page(&self, client: &Client, query: Vec<(&'static str, &str)>) -> Result<xml::ListBlobs> {
-        let action = format!("list {}", self.location);
-        let page = client
-            .fetch(
-                Call {
-                    query,
-                    ..Call::default()
-                },
-                &action,
-            )
-            .await?;
-        // The document begins with a byte order mark.
-        let page = page.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&page);
-        let parsed = quick_xml::de::from_reader(page);
-        parsed.map_err(|e| Error::new(Class::Other, action, format!("answer not understood: {e}")))
-    }
+async fn list_page(
+    client: &Client,
+    query: Vec<(&'static str, &str)>,
+    action: &str,
+) -> Result<xml::ListBlobs> {
+    let call = Call {
+        query,
+        ..Call::default()
+    };
+    let page = client.fetch(call, action).await?;
+    // The document begins with a byte order mark.
+    let page = page.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&page);
+    document::parse(page, "EnumerationResults", action)
 }
 
 #[async_trait]
@@ -123,7 +127,8 @@ impl SnapStore for AzureStore {
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {
-        transport::get(&self.clients.get().store, object, range).await
+        let client = self.clients.get();
+        transport::get(&client.store, object, range, client.rate).await
     }
 
     async fn delete(&self, object: &Object) -> Result<()> {

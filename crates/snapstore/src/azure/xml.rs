@@ -17,16 +17,17 @@ pub(super) struct Blobs {
     pub blobs: Vec<Blob>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
 pub(super) struct Blob {
     pub name: String,
     pub properties: Properties,
     pub tags: Option<Tags>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+/// Without its length a blob would look like one that holds nothing.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
 pub(super) struct Properties {
     #[serde(rename = "Content-Length")]
     pub length: u64,

@@ -6,15 +6,16 @@ use std::{fs, path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use http::header;
 use object_store::{
-    client::{HttpClient, HttpConnector as _, HttpRequest, HttpResponse},
+    client::{HttpClient, HttpRequest, HttpResponse},
     gcp::{GoogleCloudStorage, GoogleCloudStorageBuilder},
 };
 use serde::Deserialize;
 
 use super::identity::{ExternalAccount, bearer};
 use crate::{
-    config::{StoreConfig, invalid},
+    config::StoreConfig,
     error::{Class, Error, Result},
+    rate::MinimumRate,
     request::{self, Call, credentials_failed},
     transport::{Connector, client_options, resume},
 };
@@ -34,6 +35,7 @@ pub(super) struct Client {
     pub(super) bucket: String,
     pub(super) objects: String,
     pub(super) uploads: String,
+    pub(super) rate: MinimumRate,
 }
 
 /// Files whose change calls for a new client.
@@ -47,16 +49,14 @@ impl Client {
         let file = config.env(VARIABLE).map(PathBuf::from);
         let endpoint = endpoint(config, file.as_ref())?;
         let is_anonymous = endpoint.starts_with("http://");
-        let options = client_options().with_allow_http(is_anonymous);
-        let http = Connector(config.retry)
-            .connect(&options)
-            .map_err(|e| invalid(e.to_string()))?;
+        let connector = Connector::new(config).with_allow_http(is_anonymous);
+        let http = connector.client()?;
         let mut builder = GoogleCloudStorageBuilder::new()
             .with_bucket_name(bucket)
             .with_base_url(&endpoint)
-            .with_http_connector(Connector(config.retry))
+            .with_http_connector(connector)
             .with_retry(resume())
-            .with_client_options(options);
+            .with_client_options(client_options());
         builder = match file {
             _ if is_anonymous => builder.with_bearer_token("").with_skip_signature(true),
             Some(file) => with_file(builder, &file, http.clone())?,
@@ -73,11 +73,27 @@ impl Client {
             bucket: format!("storage/v1/b/{bucket}"),
             objects: format!("storage/v1/b/{bucket}/o"),
             uploads: format!("upload/storage/v1/b/{bucket}/o"),
+            rate: config.retry.rate,
         })
     }
 
     pub(super) async fn send(&self, call: Call<'_>, action: &str) -> Result<HttpResponse> {
         self.execute(call.request(&self.endpoint, action)?, action).await
+    }
+
+    /// Whether the token may be shown to an address that an answer names: the endpoint's, or another one of Google when it
+    /// is Google's.
+    pub(super) fn is_ours(&self, address: &str) -> bool {
+        let parse = |address: &str| address.parse::<http::Uri>().ok();
+        let (Some(ours), Some(other)) = (parse(&self.endpoint), parse(address)) else {
+            return false;
+        };
+        let is_google = |uri: &http::Uri| {
+            let host = uri.host().unwrap_or_default();
+            uri.scheme_str() == Some("https") && host.ends_with(".googleapis.com")
+        };
+        let is_same = ours.scheme() == other.scheme() && ours.authority() == other.authority();
+        is_same || (is_google(&ours) && is_google(&other))
     }
 
     pub(super) async fn execute(&self, mut request: HttpRequest, action: &str) -> Result<HttpResponse> {
@@ -105,7 +121,7 @@ impl Client {
 
 pub(super) fn parse<T: for<'de> Deserialize<'de>>(body: &Bytes, action: &str) -> Result<T> {
     let parsed = serde_json::from_slice(body);
-    parsed.map_err(|e| Error::new(Class::Other, action, format!("answer not understood: {e}")))
+    parsed.map_err(|e| Error::new(Class::BadResponse, action, format!("answer not understood: {e}")))
 }
 
 /// The configured one, the one that lies beside the credentials (deprecated), or Google's. Go's client wants the path

@@ -18,6 +18,7 @@ use crate::{
     config::StoreConfig,
     error::{Class, Error, Result},
     listing::{EXCLUDE_MARK, Listing, Object, Raw},
+    pages::Pages,
     reload::Reloading,
     request::Call,
     store::{Immutability, SnapStore},
@@ -52,9 +53,13 @@ struct Resource {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Page {
+    kind: String,
     items: Vec<Resource>,
     next_page_token: Option<String>,
 }
+
+/// What a page of a listing says that it is.
+const LIST_KIND: &str = "storage#objects";
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -92,7 +97,7 @@ impl GcsStore {
     async fn list_folder(&self, client: &Client, folder: &str) -> Result<Vec<Resource>> {
         let action = format!("list {}", self.location);
         let prefix = format!("{}{folder}/", self.prefix);
-        let mut objects = Vec::new();
+        let (mut objects, mut pages) = (Vec::new(), Pages::new(&action, &prefix));
         let mut token: Option<String> = None;
         loop {
             let mut query = vec![("prefix", prefix.as_str())];
@@ -103,8 +108,20 @@ impl GcsStore {
                 ..Call::default()
             };
             let page: Page = client.fetch(call, &action).await.map_err(Error::of_bucket)?;
+            let bad = |detail: String| Error::new(Class::BadResponse, &action, detail);
+            if page.kind != LIST_KIND {
+                return Err(bad(format!("the answer is no {LIST_KIND}")));
+            }
+            pages.check(page.items.iter().map(|resource| resource.name.as_str()))?;
+            if let Some(odd) = page
+                .items
+                .iter()
+                .find(|resource| resource.size.parse::<u64>().is_err())
+            {
+                return Err(bad(format!("{:?} has no size", odd.name)));
+            }
             objects.extend(page.items);
-            token = page.next_page_token.filter(|token| !token.is_empty());
+            token = pages.next_by_token(page.next_page_token)?;
             if token.is_none() {
                 return Ok(objects);
             }
@@ -151,7 +168,8 @@ impl SnapStore for GcsStore {
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {
-        transport::get(&self.clients.get().store, object, range).await
+        let client = self.clients.get();
+        transport::get(&client.store, object, range, client.rate).await
     }
 
     async fn delete(&self, object: &Object) -> Result<()> {

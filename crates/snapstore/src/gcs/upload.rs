@@ -130,9 +130,13 @@ impl GcsUpload<'_> {
         };
         let response = self.client.send(call, action).await.map_err(Error::of_bucket)?;
         let session = text(response.headers(), header::LOCATION.as_str());
-        session
-            .map(str::to_owned)
-            .ok_or_else(|| self.ticket.error(Class::Other, "the store gave no session"))
+        let session =
+            session.ok_or_else(|| self.ticket.error(Class::BadResponse, "the store gave no session"))?;
+        if !self.client.is_ours(session) {
+            let detail = "the store wants the content and the token at another host, which don't go there";
+            return Err(self.ticket.error(Class::InvalidConfig, detail));
+        }
+        Ok(session.to_owned())
     }
 
     async fn send_all(&self, session: &str, first: Bytes, mut content: Content, seal: Seal) -> Result<u64> {

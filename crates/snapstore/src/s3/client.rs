@@ -8,21 +8,25 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use md5::{Digest as _, Md5};
 use object_store::{
-    Certificate, ClientOptions,
     aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, AwsAuthorizer},
-    client::{HttpClient, HttpConnector as _, HttpResponse},
+    client::{HttpClient, HttpResponse},
 };
 use sha2::Sha256;
 
-use super::settings::{Encryption, Keys, Settings};
+use super::{
+    partition,
+    settings::{Encryption, Keys, Settings},
+};
 use crate::{
     config::{StoreConfig, invalid},
     error::{Class, Error, Result},
+    rate::MinimumRate,
     request::{self, Call, credentials_failed},
     transport::{Connector, client_options, resume},
 };
 
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
+const CONTENT_MD5: HeaderName = HeaderName::from_static("content-md5");
 
 #[derive(Debug)]
 pub(super) struct Client {
@@ -37,6 +41,7 @@ pub(super) struct Client {
     pub(super) encryption: HeaderMap,
     /// Whether uploads carry a checksum that the store checks and keeps.
     pub(super) checksums: bool,
+    pub(super) rate: MinimumRate,
 }
 
 impl Client {
@@ -65,26 +70,27 @@ impl Client {
             .clone()
             .or_else(|| known(AmazonS3ConfigKey::Endpoint));
         let address = Address::new(endpoint.as_deref(), &region, bucket, settings.path_style)?;
-        let options = options(settings)?;
+        let connector = Connector::new(config)
+            .with_region(&region)
+            .with_allow_http(settings.allow_http)
+            .with_trust(settings.ca.clone(), settings.skip_verify);
         builder = builder
             .with_bucket_name(bucket)
             .with_region(&region)
             .with_endpoint(&address.endpoint)
             .with_virtual_hosted_style_request(address.virtual_hosted)
-            .with_http_connector(Connector(config.retry))
+            .with_http_connector(connector.clone())
             .with_retry(resume())
-            .with_client_options(options.clone());
-        if region.starts_with("cn-") {
-            let sts = format!("https://sts.{region}.amazonaws.com.cn");
+            .with_client_options(client_options());
+        if let Some(domain) = partition::domain(&region) {
+            let sts = format!("https://sts.{region}.{domain}");
             builder = builder.with_config(AmazonS3ConfigKey::StsEndpoint, sts);
         }
         if let Encryption::CustomerKey(key) = &settings.encryption {
             builder = builder.with_ssec_encryption(key);
         }
         let store = builder.build().map_err(|e| invalid(e.to_string()))?;
-        let http = Connector(config.retry)
-            .connect(&options)
-            .map_err(|e| invalid(e.to_string()))?;
+        let http = connector.client()?;
         let (customer_key, encryption) = encryption_headers(&settings.encryption)?;
         Ok(Self {
             store,
@@ -94,6 +100,7 @@ impl Client {
             customer_key,
             encryption,
             checksums: settings.checksums,
+            rate: config.retry.rate,
         })
     }
 
@@ -109,10 +116,14 @@ impl Client {
         digest: Digest,
         action: &str,
     ) -> Result<HttpResponse> {
-        if self.checksums {
-            let value = HeaderValue::try_from(digest.base64());
-            call.headers.extend(value.ok().map(|value| (CHECKSUM, value)));
-        }
+        let (name, value) = if self.checksums {
+            (CHECKSUM, digest.base64())
+        } else {
+            // Every server knows it, and a bucket with a default retention wants one of the two.
+            (CONTENT_MD5, BASE64_STANDARD.encode(Md5::digest(&call.body)))
+        };
+        let value = HeaderValue::try_from(value);
+        call.headers.extend(value.ok().map(|value| (name, value)));
         self.send_signed(call, Some(digest), action).await
     }
 
@@ -160,9 +171,9 @@ struct Address {
 
 impl Address {
     fn new(endpoint: Option<&str>, region: &str, bucket: &str, path_style: bool) -> Result<Self> {
-        let suffix = if region.starts_with("cn-") { ".cn" } else { "" };
-        let amazon = format!("https://s3.{region}.amazonaws.com{suffix}");
-        let endpoint = endpoint.unwrap_or(&amazon);
+        let endpoint =
+            endpoint.map_or_else(|| partition::endpoint(region), |endpoint| Ok(endpoint.to_owned()))?;
+        let endpoint = endpoint.as_str();
         let (scheme, host) = endpoint
             .split_once("://")
             .ok_or_else(|| invalid("the endpoint is no http or https URL"))?;
@@ -187,19 +198,6 @@ impl Address {
             bucket_url,
         })
     }
-}
-
-fn options(settings: &Settings) -> Result<ClientOptions> {
-    let mut options = client_options()
-        .with_allow_http(settings.allow_http)
-        .with_allow_invalid_certificates(settings.skip_verify);
-    if let Some(pem) = &settings.ca {
-        let certificates = Certificate::from_pem_bundle(pem.as_bytes());
-        for certificate in certificates.map_err(|e| invalid(format!("trusted CA certificate: {e}")))? {
-            options = options.with_root_certificate(certificate);
-        }
-    }
-    Ok(options)
 }
 
 /// The headers for all requests about content, and those for requests that make an object.

@@ -4,6 +4,7 @@
 //! mistakes or attacks.
 
 mod client;
+mod partition;
 mod settings;
 mod upload;
 mod xml;
@@ -23,6 +24,7 @@ use crate::{
     config::StoreConfig,
     error::{Class, Error, Result},
     listing::{EXCLUDE_MARK, Listing, Object, Raw},
+    pages::Pages,
     reload::Reloading,
     request::{Call, text},
     store::{Immutability, SnapStore},
@@ -57,23 +59,19 @@ impl S3Store {
 
     async fn list_plain(&self, client: &Client, folder: &str, action: &str) -> Result<Vec<Object>> {
         let prefix = format!("{}{folder}/", self.prefix);
-        let mut objects = Vec::new();
+        let (mut objects, mut pages) = (Vec::new(), Pages::new(action, &prefix));
         let mut token: Option<String> = None;
         loop {
             let mut query = vec![("list-type", "2"), ("prefix", prefix.as_str())];
             query.extend(token.as_deref().map(|token| ("continuation-token", token)));
-            let page = client
-                .fetch(
-                    Call {
-                        query,
-                        ..Call::default()
-                    },
-                    action,
-                )
-                .await?;
-            let page: xml::ListObjects = xml::parse(&page, action)?;
+            let call = Call {
+                query,
+                ..Call::default()
+            };
+            let page: xml::ListObjects = xml::parse(&client.fetch(call, action).await?, action)?;
+            pages.check(page.contents.iter().map(|contents| contents.key.as_str()))?;
             objects.extend(page.contents.into_iter().map(Object::from));
-            token = page.next_continuation_token.filter(|_| page.is_truncated);
+            token = pages.next(page.is_truncated, page.next_continuation_token)?;
             if token.is_none() {
                 return Ok(objects);
             }
@@ -89,23 +87,21 @@ impl S3Store {
     ) -> Result<(Vec<Object>, BTreeSet<String>)> {
         let prefix = format!("{}{folder}/", self.prefix);
         let (mut objects, mut deleted): (Vec<Object>, _) = (Vec::new(), BTreeSet::new());
-        let mut marker: Option<(String, String)> = None;
+        let mut pages = Pages::of_versions(action, &prefix);
+        let mut marker: Option<Marker> = None;
         loop {
             let mut query = vec![("prefix", prefix.as_str()), ("versions", "")];
-            if let Some((key, version)) = &marker {
-                query.push(("key-marker", key));
-                query.extend(Some(("version-id-marker", version.as_str())).filter(|(_, v)| !v.is_empty()));
+            if let Some(marker) = &marker {
+                query.extend(marker.query("version-id-marker"));
             }
-            let page = client
-                .fetch(
-                    Call {
-                        query,
-                        ..Call::default()
-                    },
-                    action,
-                )
-                .await?;
-            let page: xml::ListVersions = xml::parse(&page, action)?;
+            let call = Call {
+                query,
+                ..Call::default()
+            };
+            let page: xml::ListVersions = xml::parse(&client.fetch(call, action).await?, action)?;
+            let markers = page.delete_markers.iter().map(|marker| &marker.key);
+            let keys = page.versions.iter().map(|version| &version.key).chain(markers);
+            pages.check(keys.map(String::as_str))?;
             deleted.extend(page.delete_markers.into_iter().map(|marker| marker.key));
             for version in page.versions.into_iter().map(Object::from) {
                 match objects.last_mut().filter(|last| last.key == version.key) {
@@ -114,10 +110,9 @@ impl S3Store {
                     None => objects.push(version),
                 }
             }
-            marker = page
-                .next_key_marker
-                .map(|key| (key, page.next_version_id_marker.unwrap_or_default()));
-            if !page.is_truncated || marker.is_none() {
+            let next = Marker::new(page.next_key_marker, page.next_version_id_marker);
+            marker = Marker::next(&mut pages, page.is_truncated, next)?;
+            if marker.is_none() {
                 return Ok((objects, deleted));
             }
         }
@@ -253,7 +248,8 @@ impl SnapStore for S3Store {
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {
-        transport::get(&self.clients.get().store, object, range).await
+        let client = self.clients.get();
+        transport::get(&client.store, object, range, client.rate).await
     }
 
     async fn delete(&self, object: &Object) -> Result<()> {
@@ -299,30 +295,27 @@ impl SnapStore for S3Store {
         let client = self.clients.get();
         let action = self.action("abort unfinished uploads to");
         let prefix = format!("{}v2/", self.prefix);
-        let mut stale = Vec::new();
-        let mut marker: Option<(String, String)> = None;
+        let (mut stale, mut pages) = (Vec::new(), Pages::of_versions(&action, &prefix));
+        let mut marker: Option<Marker> = None;
         loop {
             let mut query = vec![("prefix", prefix.as_str()), ("uploads", "")];
-            if let Some((key, id)) = &marker {
-                query.extend([("key-marker", key.as_str()), ("upload-id-marker", id.as_str())]);
+            if let Some(marker) = &marker {
+                query.extend(marker.query("upload-id-marker"));
             }
-            let page = client
-                .fetch(
-                    Call {
-                        query,
-                        ..Call::default()
-                    },
-                    &action,
-                )
-                .await?;
-            let page: xml::ListUploads = xml::parse(&page, &action)?;
+            let call = Call {
+                query,
+                ..Call::default()
+            };
+            let page: xml::ListUploads = xml::parse(&client.fetch(call, &action).await?, &action)?;
+            pages.check(page.uploads.iter().map(|upload| upload.key.as_str()))?;
             stale.extend(
                 page.uploads
                     .into_iter()
                     .filter(|u| u.initiated.is_some_and(|t| t < started_before)),
             );
-            marker = page.next_key_marker.zip(page.next_upload_id_marker);
-            if !page.is_truncated || marker.is_none() {
+            let next = Marker::new(page.next_key_marker, page.next_upload_id_marker);
+            marker = Marker::next(&mut pages, page.is_truncated, next)?;
+            if marker.is_none() {
                 break;
             }
         }
@@ -331,6 +324,31 @@ impl SnapStore for S3Store {
             upload::abort(&client, &upload.key, &upload.id).await?;
         }
         Ok(stale.len() as u64)
+    }
+}
+
+/// Where a listing goes on that has more than one entry for a key.
+struct Marker {
+    key: String,
+    /// Of the version or upload; may be empty.
+    id: String,
+}
+
+impl Marker {
+    fn new(key: Option<String>, id: Option<String>) -> Option<Self> {
+        let id = id.unwrap_or_default();
+        key.filter(|key| !key.is_empty()).map(|key| Self { key, id })
+    }
+
+    fn next(pages: &mut Pages<'_>, is_truncated: Option<bool>, next: Option<Self>) -> Result<Option<Self>> {
+        let token = next.as_ref().map(|next| format!("{}\0{}", next.key, next.id));
+        let token = pages.next(is_truncated, token)?;
+        Ok(token.and(next))
+    }
+
+    fn query(&self, id_name: &'static str) -> impl Iterator<Item = (&'static str, &str)> {
+        let id = Some((id_name, self.id.as_str())).filter(|(_, id)| !id.is_empty());
+        [("key-marker", self.key.as_str())].into_iter().chain(id)
     }
 }
 

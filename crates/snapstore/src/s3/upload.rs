@@ -187,7 +187,7 @@ impl S3Upload<'_> {
         if answer.is_empty() {
             return Ok(None);
         }
-        let xml::Completed { code, message } = xml::parse(&answer, action)?;
+        let xml::Completed { code, message } = xml::completed(&answer, action)?;
         Ok(code.map(|code| format!("{code}: {}", message.unwrap_or_default())))
     }
 }

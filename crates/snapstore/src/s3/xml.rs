@@ -3,18 +3,45 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Class, Error, Result};
+use crate::{
+    document,
+    error::{Class, Error, Result},
+};
+
+/// A document, by the name of its outermost element.
+pub(super) trait Document: for<'de> Deserialize<'de> {
+    const ROOT: &'static str;
+}
+
+macro_rules! roots {
+    ($($document:ty = $root:literal),* $(,)?) => {$(
+        impl Document for $document {
+            const ROOT: &'static str = $root;
+        }
+    )*};
+}
+
+roots! {
+    ListObjects = "ListBucketResult",
+    ListVersions = "ListVersionsResult",
+    ListUploads = "ListMultipartUploadsResult",
+    Versioning = "VersioningConfiguration",
+    ObjectLock = "ObjectLockConfiguration",
+    Tagging = "Tagging",
+    Begun = "InitiateMultipartUploadResult",
+}
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct ListObjects {
     pub contents: Vec<Contents>,
-    pub is_truncated: bool,
+    pub is_truncated: Option<bool>,
     pub next_continuation_token: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
+/// Without its size an object would look like one that holds nothing.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
 pub(super) struct Contents {
     pub key: String,
     pub size: u64,
@@ -33,7 +60,7 @@ pub(super) struct ListVersions {
     pub versions: Vec<Contents>,
     #[serde(rename = "DeleteMarker")]
     pub delete_markers: Vec<DeleteMarker>,
-    pub is_truncated: bool,
+    pub is_truncated: Option<bool>,
     pub next_key_marker: Option<String>,
     pub next_version_id_marker: Option<String>,
 }
@@ -49,7 +76,7 @@ pub(super) struct DeleteMarker {
 pub(super) struct ListUploads {
     #[serde(rename = "Upload")]
     pub uploads: Vec<Upload>,
-    pub is_truncated: bool,
+    pub is_truncated: Option<bool>,
     pub next_key_marker: Option<String>,
     pub next_upload_id_marker: Option<String>,
 }
@@ -124,9 +151,13 @@ pub(super) struct Completed {
     pub message: Option<String>,
 }
 
-pub(super) fn parse<T: for<'de> Deserialize<'de>>(body: &[u8], action: &str) -> Result<T> {
-    let parsed = quick_xml::de::from_reader(body);
-    parsed.map_err(|e| Error::new(Class::Other, action, format!("answer not understood: {e}")))
+pub(super) fn parse<T: Document>(body: &[u8], action: &str) -> Result<T> {
+    document::parse(body, T::ROOT, action)
+}
+
+/// The answer to `CompleteMultipartUpload`.
+pub(super) fn completed(body: &[u8], action: &str) -> Result<Completed> {
+    document::parse_any(body, &["CompleteMultipartUploadResult", "Error"], action)
 }
 
 /// The request of `CompleteMultipartUpload`.

@@ -5,19 +5,21 @@ use std::{ops::Range, path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
-use object_store::client::{HttpClient, HttpConnector as _, HttpError, HttpResponse};
+use object_store::client::{HttpClient, HttpError, HttpResponse};
 use tokio::sync::Mutex;
 use tracing::warn;
 
 use super::identity::{Identity, Session, VARIABLE};
 use crate::{
     body::ByteStream,
-    config::{StoreConfig, invalid},
+    config::StoreConfig,
     credentials::Place,
     error::{Class, Error, Result},
     failure::Failure,
+    listing::Object,
+    rate::MinimumRate,
     request::{self, Call, length, text},
-    transport::{Connector, client_options},
+    transport::{Connector, check_size, exactly, expected},
 };
 
 const AUTH_TOKEN: HeaderName = HeaderName::from_static("x-auth-token");
@@ -33,6 +35,7 @@ pub(super) struct Client {
     storage_url: Option<String>,
     pub(super) container: String,
     session: Mutex<Option<Session>>,
+    rate: MinimumRate,
 }
 
 /// Files whose change calls for a new client.
@@ -49,12 +52,10 @@ impl Client {
         if let Some(endpoint) = &config.endpoint {
             config.check_scheme(endpoint)?;
         }
-        let options = client_options().with_allow_http(config.allow_http);
         Ok(Self {
             identity,
-            http: Connector(config.retry)
-                .connect(&options)
-                .map_err(|e| invalid(e.to_string()))?,
+            http: Connector::new(config).client()?,
+            rate: config.retry.rate,
             storage_url: config
                 .endpoint
                 .as_ref()
@@ -124,41 +125,49 @@ struct Reading {
 }
 
 /// Reads an object, and goes on where a connection broke.
-pub(super) async fn read(client: Arc<Client>, key: &str, range: Option<Range<u64>>) -> Result<ByteStream> {
+pub(super) async fn read(
+    client: Arc<Client>,
+    object: &Object,
+    range: Option<Range<u64>>,
+) -> Result<ByteStream> {
     if range.as_ref().is_some_and(Range::is_empty) {
         return Ok(stream::empty().boxed());
     }
-    let action = format!("read {key}");
-    let response = get(&client, key, range.as_ref(), &action).await?;
-    let headers = response.headers();
-    let etag = text(headers, header::ETAG.as_str()).map(str::to_owned);
-    let range = match (range, length(headers)) {
-        (Some(range), Some(length)) => range.start..range.start + length,
-        (None, Some(length)) => 0..length,
-        (_, None) => {
-            return Err(Error::new(
-                Class::Other,
-                action,
-                "the store doesn't say how long it is",
-            ));
-        }
-    };
-    let body = body(response, &action);
+    let (key, action) = (object.key.clone(), format!("read {}", object.key));
+    let expected = expected(object, range.as_ref());
+    let response = get(&client, &key, range.as_ref(), &action).await?;
+    check_size(object, size(&response, range.is_some(), &action)?, &action)?;
+    let etag = text(response.headers(), header::ETAG.as_str()).map(str::to_owned);
+    let start = range.map_or(0, |range| range.start);
+    let (body, rate) = (body(response, &action), client.rate);
     let reading = Reading {
         client,
-        key: key.to_owned(),
-        action,
-        range,
+        key,
+        action: action.clone(),
+        range: start..start + expected,
         etag,
         body,
         resumes: 0,
     };
-    Ok(stream::try_unfold(reading, Reading::next).boxed())
+    let content = stream::try_unfold(reading, Reading::next).boxed();
+    Ok(exactly(content, expected, rate, action))
+}
+
+/// Of the whole object, as the answer has it.
+fn size(response: &HttpResponse, is_range: bool, action: &str) -> Result<u64> {
+    let headers = response.headers();
+    let size = if is_range {
+        let total = text(headers, header::CONTENT_RANGE.as_str()).and_then(|range| range.rsplit('/').next());
+        total.and_then(|total| total.parse().ok())
+    } else {
+        length(headers)
+    };
+    size.ok_or_else(|| Error::new(Class::BadResponse, action, "the store doesn't say how long it is"))
 }
 
 fn body(response: HttpResponse, action: &str) -> ByteStream {
     let action = action.to_owned();
-    let broken = move |e: HttpError| Error::new(Class::Unreachable, &action, e.to_string());
+    let broken = move |e: HttpError| request::from_http(&e, &action);
     response.into_body().bytes_stream().map_err(broken).boxed()
 }
 

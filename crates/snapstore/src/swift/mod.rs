@@ -24,6 +24,7 @@ use crate::{
     config::StoreConfig,
     error::{Class, Error, Result},
     listing::{Listing, Object, Raw},
+    pages::Pages,
     reload::Reloading,
     request::{Call, length, text, time},
     store::{Immutability, SnapStore},
@@ -98,7 +99,7 @@ impl SnapStore for SwiftStore {
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {
-        client::read(self.clients.get(), &object.key, range).await
+        client::read(self.clients.get(), object, range).await
     }
 
     /// First what makes the object one, then its segments: what may be left in between are leftovers.
@@ -122,7 +123,7 @@ impl SnapStore for SwiftStore {
 }
 
 async fn list_below(client: &Client, prefix: &str, action: &str) -> Result<Vec<Object>> {
-    let mut objects: Vec<Object> = Vec::new();
+    let (mut objects, mut pages) = (Vec::<Object>::new(), Pages::new(action, prefix));
     loop {
         let marker = objects.last().map(|last| last.key.clone()).unwrap_or_default();
         let query = vec![
@@ -142,7 +143,8 @@ async fn list_below(client: &Client, prefix: &str, action: &str) -> Result<Vec<O
             .await
             .map_err(Error::of_bucket)?;
         let page: Vec<Entry> = serde_json::from_slice(&page)
-            .map_err(|e| Error::new(Class::Other, action, format!("answer not understood: {e}")))?;
+            .map_err(|e| Error::new(Class::BadResponse, action, format!("answer not understood: {e}")))?;
+        pages.check(page.iter().map(|entry| entry.name.as_str()))?;
         if page.is_empty() {
             return Ok(objects);
         }

@@ -24,11 +24,16 @@ macro_rules! contract {
 
 mod contract;
 mod copy;
+mod hostile;
+mod listings;
 mod local;
 mod proxy;
+mod redirects;
 mod rig;
+mod slow;
 mod store_azure;
 mod store_gcs;
 mod store_s3;
 mod store_s3_faults;
 mod store_swift;
+mod stub;

@@ -117,6 +117,27 @@ async fn locked_objects_are_told_apart() {
     assert_eq!(store.list().await.unwrap().snapshots.len(), 2);
 }
 
+/// A bucket with a default retention wants a checksum of what is put: MD5 will do where others are off.
+#[tokio::test]
+async fn retention_takes_either_checksum() {
+    let rig = Rig::s3();
+    let bucket = bucket_with_retention(&rig).await;
+    for (revision, setting) in [(1, "when_supported"), (2, "when_required")] {
+        let (folder, config) = rig.config_with_own_secret();
+        fs::write(folder.path().join("requestChecksumCalculation"), setting).unwrap();
+        let store = StoreConfig {
+            container: bucket.clone(),
+            ..config
+        }
+        .open()
+        .unwrap();
+        for (age, size) in [(0, 1000), (1, 9 << 20)] {
+            let stored = put(&*store, &full(revision, age), content(size)).await;
+            assert!(read(&*store, &stored.object).await == content(size), "{setting}");
+        }
+    }
+}
+
 /// A snapshot that can't be deleted is hidden by a delete marker and a tag on the version below it.
 #[tokio::test]
 async fn excluded_snapshots_are_marked() {

@@ -31,6 +31,7 @@ async fn store_with(
         first_wait: Duration::from_millis(20),
         longest_wait: Duration::from_millis(1500),
         budget: Duration::from_secs(20),
+        ..Retry::default()
     };
     let store = StoreConfig {
         endpoint: Some(proxy.endpoint()),
