@@ -61,6 +61,11 @@ impl Writer {
         Ok(Self { stop, written, task })
     }
 
+    /// The last revision that was written.
+    pub(crate) fn revision(&self) -> i64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
     /// Ends, and returns the last revision and the longest time between two writes.
     pub(crate) async fn end(self) -> anyhow::Result<(i64, Duration)> {
         self.stop.store(true, Ordering::Relaxed);

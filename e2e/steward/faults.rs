@@ -16,6 +16,7 @@ use tokio::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
+    sync::Mutex,
     task::JoinHandle,
     time::sleep,
 };
@@ -38,6 +39,24 @@ struct Limits {
     rate_back: AtomicU64,
     /// Bytes back from it, after which the connection is cut.
     back: AtomicU64,
+    link: Link,
+}
+
+/// What all connections share: bytes a second towards the port.
+#[derive(Debug)]
+struct Link {
+    rate: AtomicU64,
+    turn: Mutex<()>,
+}
+
+impl Link {
+    /// Each connection takes its turn, and the others wait for as long as its bytes take.
+    async fn pass(&self, count: usize) {
+        if self.rate.load(Ordering::Relaxed) < u64::MAX {
+            let _turn = self.turn.lock().await;
+            pace(count, &self.rate).await;
+        }
+    }
 }
 
 impl Proxy {
@@ -54,6 +73,10 @@ impl Proxy {
             rate: AtomicU64::new(u64::MAX),
             rate_back: AtomicU64::new(u64::MAX),
             back: AtomicU64::new(u64::MAX),
+            link: Link {
+                rate: AtomicU64::new(u64::MAX),
+                turn: Mutex::default(),
+            },
         });
         let task = tokio::spawn({
             let limits = Arc::clone(&limits);
@@ -71,6 +94,11 @@ impl Proxy {
     /// So many bytes a second pass towards the port, from now on.
     pub(crate) fn limit(&self, rate: u64) {
         self.limits.rate.store(rate, Ordering::Relaxed);
+    }
+
+    /// So many bytes a second pass towards the port over all connections together, from now on.
+    pub(crate) fn limit_all(&self, rate: u64) {
+        self.limits.link.rate.store(rate, Ordering::Relaxed);
     }
 
     /// So many bytes a second come back from the port, from now on.
@@ -96,19 +124,20 @@ fn pass(client: TcpStream, server: TcpStream, limits: Arc<Limits>) {
     tokio::spawn(async move {
         // What ends first takes the other along, and with it both connections.
         tokio::select! {
-            () = there(from_client, to_server, &limits.rate) => {}
+            () = there(from_client, to_server, &limits) => {}
             () = back(from_server, to_client, &limits) => {}
         }
     });
 }
 
-async fn there(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, rate: &AtomicU64) {
+async fn there(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, limits: &Limits) {
     let mut buffer = vec![0; CHUNK];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        limits.link.pass(count).await;
         if to.write_all(&buffer[..count]).await.is_err() {
             return;
         }
-        pace(count, rate).await;
+        pace(count, &limits.rate).await;
     }
 }
 

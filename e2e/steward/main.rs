@@ -15,6 +15,7 @@ mod faults;
 mod histories;
 mod identity;
 mod joining;
+mod lanes;
 mod launch;
 mod learners;
 mod maintenance;

@@ -19,21 +19,23 @@ use etcd_storage::{
 use jiff::Timestamp;
 use tracing::debug;
 
-use super::{BackupError, pieces::Pieces};
+use super::{BackupError, backlog::Content, pieces::Pieces};
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call};
 
 /// etcd takes values of any size that its own limit allows, and never splits one; the answer must fit.
 const LARGEST_MESSAGE: usize = i32::MAX as usize;
 
 /// A finished delta.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Delta {
     /// The compressed object.
-    pub bytes: Pieces,
+    pub content: Content,
     /// First revision that it covers: the one after the snapshot before.
     pub start: i64,
     /// What is in it.
     pub summary: Summary,
+    /// When it was closed: later events are in the next one.
+    pub closed_at: Timestamp,
 }
 
 /// The watch, and the events since the last delta.
@@ -195,6 +197,11 @@ impl Collector {
         }
     }
 
+    /// Last revision before the first event of the next delta.
+    pub(super) fn base(&self) -> i64 {
+        self.base
+    }
+
     /// Last revision that was collected completely.
     pub(super) fn last(&self) -> i64 {
         self.last
@@ -206,24 +213,23 @@ impl Collector {
             return Ok(None);
         };
         let (encoder, summary) = encoder.finish()?;
-        let bytes = encoder.finish()?.seal();
+        let content = Content::Memory(encoder.finish()?.seal());
         let start = self.base + 1;
         self.base = summary.last_revision;
         Ok(Some(Delta {
-            bytes,
+            content,
             start,
             summary,
+            closed_at: Timestamp::now(),
         }))
     }
 
-    /// A full snapshot at `revision` is stored: what it covers is forgotten, if that is all that was collected.
-    pub(super) fn covered(&mut self, revision: i64) -> bool {
-        if self.last > revision {
-            return false;
+    /// Drops what was collected up to `revision`, if that is all: a delta never splits what is in it.
+    pub(super) fn drop_covered(&mut self, revision: i64) {
+        if self.last <= revision {
+            self.encoder = None;
+            (self.base, self.last) = (self.base.max(revision), revision);
         }
-        self.encoder = None;
-        (self.base, self.last) = (self.base.max(revision), self.last.max(revision));
-        true
     }
 }
 

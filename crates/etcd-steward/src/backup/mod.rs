@@ -1,11 +1,16 @@
 //! The cluster's backups. The steward beside the etcd leader owns them; the others stand by.
 
+mod backlog;
 mod collector;
 mod fence;
 pub(crate) mod full;
+mod health;
 mod history;
+mod lanes;
 pub mod owner;
+mod pace;
 mod pieces;
+mod report;
 mod retention;
 mod secondary;
 mod settings;
@@ -25,6 +30,7 @@ use tokio::{
 };
 
 pub use fence::revision;
+pub use health::{Failures, Trouble};
 pub use owner::Owner;
 pub use secondary::Secondary;
 pub use settings::{Settings, SettingsError};
@@ -149,18 +155,7 @@ pub struct Known {
     /// When the next full snapshot is due.
     pub next_full: Option<jiff::Timestamp>,
     /// What keeps backups from working.
-    pub failure: Option<Trouble>,
-}
-
-/// What keeps backups from working.
-#[derive(Debug, Clone)]
-pub struct Trouble {
-    /// CamelCase class.
-    pub reason: &'static str,
-    /// For people.
-    pub message: String,
-    /// When it was last seen.
-    pub at: Instant,
+    pub failures: Failures,
 }
 
 /// The API's way to the backups.
@@ -178,31 +173,33 @@ impl Backups {
     /// Has a snapshot taken, and waits until it is stored, or is seen not to work for the time being.
     pub async fn take(&self, kind: Kind, is_final: bool) -> Result<Option<StoredSnapshot>, BackupError> {
         let orders = self.orders.borrow().clone().ok_or(BackupError::NotLeader)?;
-        let (done, mut outcome) = oneshot::channel();
+        let (done, outcome) = oneshot::channel();
         let begun = Instant::now();
         orders
             .send(Order { kind, is_final, done })
             .await
             .map_err(|_| BackupError::NotLeader)?;
-        loop {
-            tokio::select! {
-                // The owner drops its orders when it loses the leadership.
-                taken = &mut outcome => return taken.map_err(|_| BackupError::NotLeader)?,
-                () = sleep(PATIENCE) => self.goes_on(begun)?,
-            }
+        tokio::select! {
+            // The owner drops its orders when it loses the leadership.
+            taken = outcome => taken.map_err(|_| BackupError::NotLeader)?,
+            error = self.fails(kind, begun) => Err(error),
         }
     }
 
-    /// An error if something has failed since.
-    fn goes_on(&self, since: Instant) -> Result<(), BackupError> {
-        match &self.known.borrow().failure {
-            Some(trouble) if trouble.at > since => Err(BackupError::NotYet {
-                after: since.elapsed(),
-                reason: trouble.reason,
-                message: trouble.message.clone(),
-            }),
-            _ => Ok(()),
-        }
+    /// Waits for longer than anybody should, and then until storing snapshots of a kind is seen to fail.
+    async fn fails(&self, kind: Kind, since: Instant) -> BackupError {
+        sleep(PATIENCE).await;
+        let mut known = self.known.clone();
+        let is_news = |known: &Known| known.failures.of(kind).is_some_and(|trouble| trouble.at > since);
+        let failing = match known.wait_for(is_news).await {
+            Ok(known) => known.failures.of(kind).cloned(),
+            Err(_) => None,
+        };
+        failing.map_or(BackupError::NotLeader, |trouble| BackupError::NotYet {
+            after: since.elapsed(),
+            reason: trouble.reason,
+            message: trouble.message,
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use api::{conditions::member as condition, v1alpha1::ConditionStatus};
 use jiff::Timestamp;
 use operator::reconcile::{Reason as _, chain};
-use snapstore::{SnapStore, manifest::Facts};
+use snapstore::{Kind, SnapStore, manifest::Facts};
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, sleep},
@@ -210,8 +210,18 @@ impl Owner {
         self.status.update(|status| status.backup_owner = Some(false));
     }
 
-    /// Tells that backups don't work. Log and Event tell each kind of failure once.
+    /// Tells that backups don't work.
     pub(super) async fn failed(&self, error: &BackupError) {
+        self.fails(None, error).await;
+    }
+
+    /// Tells that snapshots of a kind can't be stored.
+    pub(super) async fn snapshot_failed(&self, kind: Kind, error: &BackupError) {
+        self.fails(Some(kind), error).await;
+    }
+
+    /// Log and Event tell each kind of failure once.
+    async fn fails(&self, kind: Option<Kind>, error: &BackupError) {
         let (reason, message) = (error.reason(), chain(error));
         // Who waits for a snapshot hears of it even if the Event takes its time.
         let trouble = Trouble {
@@ -219,7 +229,7 @@ impl Owner {
             message: message.clone(),
             at: Instant::now(),
         };
-        self.learn(|known| known.failure = Some(trouble));
+        self.learn(|known| known.failures.add(kind, trouble));
         self.metrics.snapshot_failed(reason);
         self.status
             .condition(condition::BACKUP_READY, ConditionStatus::False, reason, &message);
@@ -243,9 +253,16 @@ impl Owner {
         }
     }
 
-    /// Tells that backups work.
-    pub(super) async fn works(&self) {
-        self.learn(|known| known.failure = None);
+    /// Tells that a snapshot is stored, or that there is none to be stored. What keeps those of the other kind from it stays
+    /// told.
+    pub(super) async fn works(&self, kind: Kind) {
+        self.learn(|known| known.failures.clear(kind));
+        if let Some(trouble) = self.known().failures.newest() {
+            let (reason, message) = (trouble.reason, &trouble.message);
+            self.status
+                .condition(condition::BACKUP_READY, ConditionStatus::False, reason, message);
+            return;
+        }
         self.status.condition(
             condition::BACKUP_READY,
             ConditionStatus::True,

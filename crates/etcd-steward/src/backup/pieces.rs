@@ -43,6 +43,14 @@ impl Pieces {
         self
     }
 
+    /// Writes all of it to a sink.
+    pub(super) fn copy_to(&self, sink: &mut impl Write) -> io::Result<()> {
+        let pieces = self.full.iter().map(|piece| &piece[..]);
+        pieces
+            .chain([&self.last[..]])
+            .try_for_each(|piece| sink.write_all(piece))
+    }
+
     /// All of it, as the content of an upload.
     pub(super) fn body(&self) -> Body {
         let sealed = self.clone().seal();

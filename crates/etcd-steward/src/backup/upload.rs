@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use snapstore::{Body, Class, SnapshotName, StoredSnapshot, manifest::Facts};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tracing::{debug, instrument};
 
-use super::{BackupError, collector::Delta, fence::Fence, full, owner::Owner};
+use super::{BackupError, collector::Delta, fence::Fence, full, owner::Owner, pace};
 
 pub(super) const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_mins(1);
 
-pub(super) type Outcome = Result<Option<Stored>, BackupError>;
+pub(super) type Outcome = Result<Stored, BackupError>;
 
 /// What an upload yielded.
 #[derive(Debug)]
@@ -20,10 +23,19 @@ pub(super) struct Stored {
     pub(super) snapshot: StoredSnapshot,
     /// Bytes before compression.
     pub(super) size: u64,
+    /// Up to when it holds everything.
+    pub(super) as_of: Timestamp,
 }
 
+/// Fetches a full snapshot and stores it. `deltas`: which delta is under way, for them to go first.
 #[instrument(name = "full snapshot", skip_all, fields(is_final))]
-pub(super) async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Outcome {
+pub(super) async fn take_full(
+    owner: Owner,
+    fence: Fence,
+    is_final: bool,
+    deltas: watch::Receiver<u64>,
+) -> Outcome {
+    let as_of = Timestamp::now();
     let deadline = owner.settings.timeout;
     let fetched = full::fetch(&owner.connector, owner.settings.compression, &owner.settings.temp);
     let spooled = timeout(deadline, fetched)
@@ -38,12 +50,13 @@ pub(super) async fn take_full(owner: Owner, fence: Fence, is_final: bool) -> Out
         ..owner.facts()
     };
     let path = spooled.file.path().to_owned();
-    let body = || async { Ok(Body::from_file(&path).await?) };
+    let body = || async { Ok(pace::body(&path, deltas.clone()).await?) };
     let snapshot = upload(&owner, &fence, &name, &facts, body).await?;
-    Ok(Some(Stored {
+    Ok(Stored {
         snapshot,
         size: spooled.summary.db_size,
-    }))
+        as_of,
+    })
 }
 
 /// A time that no full snapshot has in its name yet. Users and roles change without a revision, and names have whole
@@ -66,13 +79,14 @@ async fn keys(owner: &Owner, revision: i64) -> Option<i64> {
 #[instrument(name = "delta snapshot", skip_all, fields(start = delta.start, last = delta.summary.last_revision))]
 pub(super) async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Outcome {
     let (start, last) = (delta.start, delta.summary.last_revision);
-    let name = SnapshotName::delta(start, last, Timestamp::now(), owner.settings.compression);
-    let body = || async { Ok(delta.bytes.body()) };
+    let name = SnapshotName::delta(start, last, delta.closed_at, owner.settings.compression);
+    let body = || async { Ok(delta.content.body()) };
     let snapshot = upload(&owner, &fence, &name, &owner.facts(), body).await?;
-    Ok(Some(Stored {
+    Ok(Stored {
         snapshot,
         size: delta.summary.len,
-    }))
+        as_of: delta.closed_at,
+    })
 }
 
 /// Uploads until it works: the object is whole and waits here, so there is nothing better to do than to try again.
@@ -123,7 +137,7 @@ where
         if !may_work_later {
             return Err(error);
         }
-        owner.failed(&error).await;
+        owner.snapshot_failed(name.kind, &error).await;
         sleep(retry.mul_f64(0.8 + rand::random::<f64>() * 0.4)).await;
         retry = (retry * 2).min(LAST_RETRY);
     }

@@ -70,7 +70,7 @@ impl Api {
         if owner.is_none_or(|owner| owner.name != self.member) {
             return Refusal::NotOwner(owner.map(|owner| owner.steward_url.clone()));
         }
-        let failure = backups.known.borrow().failure.clone();
+        let failure = backups.known.borrow().failures.newest().cloned();
         failure.map_or(Refusal::NotOwner(None), |trouble| {
             Refusal::Failing(trouble.reason, trouble.message)
         })

@@ -260,9 +260,9 @@ impl SnapshotsService for Api {
             next_full_time: known
                 .next_full
                 .map(|time| std::time::SystemTime::from(time).into()),
-            error: known.failure.map(|trouble| OperationError {
+            error: known.failures.newest().map(|trouble| OperationError {
                 reason: trouble.reason.to_owned(),
-                message: trouble.message,
+                message: trouble.message.clone(),
                 retryable: true,
             }),
         }))
