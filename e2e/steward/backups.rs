@@ -256,3 +256,48 @@ async fn del_05_snapshots_on_demand_are_taken_by_the_owner() -> anyhow::Result<(
     owner.create_snapshot(request).await?;
     Ok(())
 }
+
+/// What a steward reported of the backups while it owned them ends with that, and its successor reports the same.
+#[tokio::test]
+async fn a_member_that_owns_no_backups_reports_none() -> anyhow::Result<()> {
+    const NUMBERS: [&str; 4] = [
+        "etcdbr_backup_owner",
+        "etcdbr_snapshot_required{kind=\"Full\"}",
+        "etcdbr_snapshot_required{kind=\"Incr\"}",
+        "etcdbr_uncovered_revisions",
+    ];
+    let rig = Rig::start(Setup::default()).await?;
+    let revision = rig.put("/stored/", 5).await?;
+    rig.until_covered(revision).await?;
+    let leader = rig.leader().await?;
+    let reports = async |member: usize, expected: [f64; 4]| {
+        rig.until("the metrics follow", async || {
+            for (series, expected) in NUMBERS.iter().zip(expected) {
+                let value = rig.members[member].metric(series).await?;
+                ensure!(
+                    (value - expected).abs() < 0.5,
+                    "{series} of member {member} is {value}"
+                );
+            }
+            Ok(())
+        })
+        .await
+    };
+    reports(leader, [1.0, 0.0, 0.0, 0.0]).await?;
+    rig.block_store()?;
+    rig.put("/held/", 10).await?;
+    reports(leader, [1.0, 1.0, 1.0, 10.0]).await?;
+    let next = (leader + 1) % 3;
+    let id = rig.members[next].id().await?;
+    rig.members[leader].client().await?.move_leader(id).await?;
+    reports(leader, [0.0; 4]).await?;
+    let covered = rig.members[leader].metric("etcdbr_backup_covered_timestamp_seconds");
+    ensure!(covered.await.is_err(), "a time is reported");
+    let conditions = rig.members[leader].told().await?.conditions;
+    ensure!(
+        !conditions.iter().any(|one| one.r#type == "BackupReady"),
+        "{conditions:?}"
+    );
+    rig.unblock_store()?;
+    reports(next, [1.0, 0.0, 0.0, 0.0]).await
+}

@@ -2,6 +2,7 @@
 //! are listed in docs/reference/metrics.md.
 
 mod network;
+mod optional;
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -12,6 +13,8 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
 };
 use snapstore::{Kind, SnapshotName, StoredSnapshot, retention::Collected};
+
+use self::optional::OptionalGauge;
 
 /// Seconds that the steward's works may take: from a small delta to a large full snapshot.
 const BUCKETS: [f64; 14] = [
@@ -82,7 +85,7 @@ pub struct Metrics {
     verifications: Durations<KindOutcome>,
     chain_whole: Gauge,
     secondary_syncs: Durations<Outcome>,
-    secondary_synced: Gauge,
+    secondary_synced: OptionalGauge,
     validations: Durations<Outcome>,
     restorations: Durations<RestoreOutcome>,
     defragmentations: Durations<EndpointOutcome>,
@@ -92,7 +95,7 @@ pub struct Metrics {
     removed: Durations<Outcome>,
     uncovered: Gauge,
     unwatched: Gauge,
-    covered: Gauge,
+    covered: OptionalGauge,
     owner: Gauge,
     cluster_size: Gauge,
     is_learner: Gauge,
@@ -129,7 +132,7 @@ impl Metrics {
             verifications: Family::new_with_constructor(long),
             chain_whole: Gauge::default(),
             secondary_syncs: Family::new_with_constructor(long),
-            secondary_synced: Gauge::default(),
+            secondary_synced: OptionalGauge::default(),
             validations: Family::new_with_constructor(long),
             restorations: Family::new_with_constructor(long),
             defragmentations: Family::new_with_constructor(long),
@@ -139,7 +142,7 @@ impl Metrics {
             removed: Family::new_with_constructor(long),
             uncovered: Gauge::default(),
             unwatched: Gauge::default(),
-            covered: Gauge::default(),
+            covered: OptionalGauge::default(),
             owner: Gauge::default(),
             cluster_size: Gauge::default(),
             is_learner: Gauge::default(),
@@ -147,10 +150,44 @@ impl Metrics {
             caught_up: Gauge::default(),
             differing: Gauge::default(),
         };
+        registry.build_info("etcdbr", "etcd-steward", env!("CARGO_PKG_VERSION"));
         metrics.register_backups(registry);
         metrics.register_owner(registry);
         metrics.register_member(registry);
+        metrics.create_series();
         metrics
+    }
+
+    /// What counts from zero is there from the start, so that the first increase shows.
+    fn create_series(&self) {
+        let kinds = [Kind::Full.as_str(), Kind::Delta.as_str()];
+        for succeeded in ["true", "false"] {
+            for kind in kinds {
+                let label = KindOutcome { kind, succeeded };
+                drop(self.snapshots.get_or_create(&label));
+                drop(self.verifications.get_or_create(&label));
+            }
+            for kind in kinds.into_iter().chain([CHUNK]) {
+                drop(self.collected.get_or_create(&KindOutcome { kind, succeeded }));
+            }
+            let label = Outcome { succeeded };
+            for durations in [
+                &self.secondary_syncs,
+                &self.validations,
+                &self.added,
+                &self.promoted,
+                &self.removed,
+            ] {
+                drop(durations.get_or_create(&label));
+            }
+            drop(self.learners.get_or_create(&label));
+            let restore = "single_node";
+            drop(
+                self.restorations
+                    .get_or_create(&RestoreOutcome { restore, succeeded }),
+            );
+        }
+        self.forget_backups();
     }
 
     fn register_backups(&self, registry: &Registry) {
@@ -176,17 +213,12 @@ impl Metrics {
                 "1 if the newest chain was read back and is whole, 0 if it is damaged or wasn't read yet",
                 &self.chain_whole,
             );
-            add(
-                "etcdbr_secondary_synced_timestamp_seconds",
-                "When the second store last had all backups, in seconds since 1970",
-                &self.secondary_synced,
-            );
             let mut add = |name: &str, help: &str, family: &Family<OfKind, Gauge>| {
                 r.register(name, help, family.clone());
             };
             add(
                 "etcdbr_snapshot_latest_revision",
-                "Last revision in the newest snapshot that this steward has stored",
+                "Last revision in the newest snapshot",
                 &self.latest_revision,
             );
             add(
@@ -211,6 +243,11 @@ impl Metrics {
                 "etcdbr_verification_duration_seconds",
                 "Reading a stored snapshot back",
                 &self.verifications,
+            );
+            r.register(
+                "etcdbr_secondary_synced_timestamp_seconds",
+                "When the second store last had all backups, in seconds since 1970",
+                self.secondary_synced.clone(),
             );
             r.register(
                 "etcdbr_secondary_sync_duration_seconds",
@@ -244,14 +281,14 @@ impl Metrics {
                 &self.unwatched,
             );
             add(
-                "etcdbr_backup_covered_timestamp_seconds",
-                "When backups last held everything, in seconds since 1970",
-                &self.covered,
-            );
-            add(
                 "etcdbr_backup_owner",
                 "1 while this steward owns the backups",
                 &self.owner,
+            );
+            r.register(
+                "etcdbr_backup_covered_timestamp_seconds",
+                "When backups last held everything, in seconds since 1970",
+                self.covered.clone(),
             );
         });
     }
@@ -393,7 +430,7 @@ impl Metrics {
             .get_or_create(&label)
             .observe(took.as_secs_f64());
         if done {
-            self.secondary_synced.set(Timestamp::now().as_second());
+            self.secondary_synced.set(Some(Timestamp::now().as_second()));
         }
     }
 
@@ -451,13 +488,15 @@ impl Metrics {
     /// How many revisions no snapshot holds, and when that was none.
     pub fn uncovered(&self, revisions: i64, covered_until: Option<Timestamp>) {
         self.uncovered.set(revisions);
-        if let Some(covered_until) = covered_until {
-            self.covered.set(covered_until.as_second());
-        }
+        self.covered.set(covered_until.map(Timestamp::as_second));
+        self.set_required(revisions > 0);
+    }
+
+    fn set_required(&self, required: bool) {
         for kind in [Kind::Full, Kind::Delta] {
             self.required
                 .get_or_create(&OfKind { kind: kind.as_str() })
-                .set(i64::from(revisions > 0));
+                .set(i64::from(required));
         }
     }
 
@@ -469,6 +508,26 @@ impl Metrics {
     /// Whether this steward owns the backups.
     pub fn set_owner(&self, owner: bool) {
         self.owner.set(i64::from(owner));
+    }
+
+    /// Another member leads: numbers that only the owner of the backups has are zero, times and revisions aren't reported.
+    pub fn forget_backups(&self) {
+        for number in [
+            &self.owner,
+            &self.uncovered,
+            &self.unwatched,
+            &self.locked,
+            &self.deltas,
+            &self.delta_revisions,
+            &self.chain_whole,
+        ] {
+            number.set(0);
+        }
+        self.set_required(false);
+        self.latest_revision.clear();
+        self.latest_timestamp.clear();
+        self.covered.set(None);
+        self.secondary_synced.set(None);
     }
 
     /// The number of wanted members.

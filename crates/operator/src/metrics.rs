@@ -54,6 +54,12 @@ struct Outcome {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Build {
+    component: &'static str,
+    version: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Controller {
     controller: &'static str,
 }
@@ -92,6 +98,22 @@ impl Metrics {
             );
         });
         metrics
+    }
+
+    /// Adds which build this is: `<namespace>_build_info`, 1.
+    pub fn build_info(&self, namespace: &str, component: &'static str, version: &'static str) {
+        let info = Family::<Build, Gauge>::default();
+        info.get_or_create(&Build { component, version }).set(1);
+        let name = format!("{namespace}_build_info");
+        let help = "1; which component this is, of which version";
+        self.register(|registry| registry.register(&name, help, info));
+    }
+
+    /// What a controller counts is there from the start, so that the first increase shows.
+    pub fn expect(&self, controller: &'static str) {
+        let outcome = "ok";
+        drop(self.reconciles.get_or_create(&Outcome { controller, outcome }));
+        drop(self.durations.get_or_create(&Controller { controller }));
     }
 
     /// Adds metrics to the registry.
@@ -133,7 +155,18 @@ mod tests {
     #[test]
     fn docs_tell_of_every_metric() {
         let metrics = Metrics::of_controller();
-        metrics.reconciled("etcd", "ok", 1.0);
+        metrics.build_info("etcddruid", "etcd-controller", "1.2.3");
+        metrics.expect("etcd");
         reference::check("all controllers", &metrics);
+        let text = metrics.encode().unwrap();
+        for line in [
+            "etcddruid_build_info{component=\"etcd-controller\",version=\"1.2.3\"} 1",
+            "etcddruid_reconciles_total{controller=\"etcd\",outcome=\"ok\"} 0",
+        ] {
+            assert!(
+                text.lines().any(|found| found == line),
+                "{line} is missing in\n{text}"
+            );
+        }
     }
 }

@@ -119,6 +119,7 @@ pub async fn run<R: Reconciler>(
     reconciler: R,
     context: &Context,
 ) {
+    context.metrics.expect(R::NAME);
     let driver = Arc::new(Driver {
         reconciler,
         context: context.clone(),

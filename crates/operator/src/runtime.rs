@@ -95,7 +95,7 @@ where
         Ok(runtime) => runtime,
         Err(error) => return fail(component, &error.into()),
     };
-    match runtime.block_on(start(component, &flags, run)) {
+    match runtime.block_on(start(component, version, &flags, run)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(component, &error),
     }
@@ -107,7 +107,12 @@ fn fail(component: &str, error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-async fn start<T, F, Fut>(component: &'static str, flags: &Flags, run: F) -> anyhow::Result<()>
+async fn start<T, F, Fut>(
+    component: &'static str,
+    version: &'static str,
+    flags: &Flags,
+    run: F,
+) -> anyhow::Result<()>
 where
     T: DeserializeOwned + Serialize + Default + Debug,
     F: FnOnce(Context, T) -> Fut,
@@ -136,6 +141,7 @@ where
         shutdown: on_signal()?,
         ..Context::new(client, component, &instance, own_namespace(&bare))
     };
+    context.metrics.build_info("etcddruid", component, version);
     // The endpoint outlives the controllers, so that their end can be watched.
     let server_end = CancellationToken::new();
     let _end = server_end.clone().drop_guard();

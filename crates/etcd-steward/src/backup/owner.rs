@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use api::{conditions::member as condition, v1alpha1::ConditionStatus};
+use api::{
+    conditions::member as condition,
+    v1alpha1::{ConditionStatus, EtcdMemberStatus, MemberRole},
+};
 use jiff::Timestamp;
 use operator::reconcile::{Reason as _, chain};
 use snapstore::{Kind, SnapStore, manifest::Facts};
@@ -134,13 +137,16 @@ impl Owner {
     pub async fn run(self, shutdown: CancellationToken) {
         let mut retry = FIRST_RETRY;
         loop {
+            if !self.leads() {
+                self.stand_by();
+                retry = FIRST_RETRY;
+            }
             if !self.led(true, &shutdown).await {
                 return;
             }
             let begun = Instant::now();
             tokio::select! {
-                ended = self.term() => {
-                    let error = ended;
+                error = self.term() => {
                     if begun.elapsed() > STEADY {
                         retry = FIRST_RETRY;
                     }
@@ -156,24 +162,34 @@ impl Owner {
                         return;
                     }
                     info!("the leadership is gone, and the backups with it");
-                    self.status.update(|status| status.conditions.retain(|known| !condition::OF_LEADER.contains(&known.type_.as_str())));
-                    retry = FIRST_RETRY;
                     continue;
                 }
             }
             tokio::select! {
                 () = sleep(retry.mul_f64(0.8 + rand::random::<f64>() * 0.4)) => {}
-                () = shutdown.cancelled() => return,
+                lost = self.led(false, &shutdown) => if !lost { return },
             }
             retry = (retry * 2).min(LAST_RETRY);
         }
     }
 
+    fn leads(&self) -> bool {
+        self.status.read(|status| status.role == Some(MemberRole::Leader))
+    }
+
+    /// Another member leads, or none: what this one knew of the backups is out of date.
+    fn stand_by(&self) {
+        self.metrics.forget_backups();
+        self.status.update(|status| {
+            let is_own = |type_: &str| !condition::OF_LEADER.contains(&type_);
+            status.conditions.retain(|known| is_own(&known.type_));
+        });
+    }
+
     /// Waits until this member leads, or doesn't any more. False when the process ends.
     async fn led(&self, wanted: bool, shutdown: &CancellationToken) -> bool {
         let mut changes = self.status.subscribe();
-        let leads =
-            |status: &api::v1alpha1::EtcdMemberStatus| status.role == Some(api::v1alpha1::MemberRole::Leader);
+        let leads = |status: &EtcdMemberStatus| status.role == Some(MemberRole::Leader);
         tokio::select! {
             changed = changes.wait_for(|status| leads(status) == wanted) => changed.is_ok(),
             () = shutdown.cancelled() => false,
