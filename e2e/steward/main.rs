@@ -12,6 +12,7 @@ mod defragmentation;
 mod deltas;
 mod drills;
 mod faults;
+mod hangs;
 mod histories;
 mod identity;
 mod joining;

@@ -4,6 +4,7 @@
 //! Nothing here knows what is inside a snapshot, apart from the checksum that ends it.
 
 mod azure;
+mod blocking;
 mod body;
 pub mod chain;
 mod config;

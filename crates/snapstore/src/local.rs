@@ -2,21 +2,24 @@
 //! name means a whole snapshot whatever happens to the process or the machine.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io::{self, Write as _},
     ops::Range,
-    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+    os::unix::fs::{DirBuilderExt as _, FileExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    sync::Arc,
     time::SystemTime,
 };
 
 use async_trait::async_trait;
-use futures::{StreamExt as _, TryStreamExt as _};
+use bytes::Bytes;
+use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 use tempfile::NamedTempFile;
-use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _, AsyncWriteExt as _};
-use tokio_util::io::ReaderStream;
+use tokio::runtime::Handle;
 
 use crate::{
+    blocking::Blocking,
     body::{Body, ByteStream, Content, READ_SIZE},
     config::StoreConfig,
     error::{Class, Error, Result},
@@ -27,6 +30,9 @@ use crate::{
 /// Begins the names of files that aren't whole yet.
 const UPLOAD_PREFIX: &str = ".upload-";
 
+/// More bytes than this don't wait for the disk: a step takes a bounded time.
+const SYNCED_AT_ONCE: u64 = 4 << 20;
+
 /// A store in the file system.
 #[derive(Debug)]
 pub struct LocalStore {
@@ -34,6 +40,7 @@ pub struct LocalStore {
     /// `<container>/<prefix>`.
     root: PathBuf,
     location: String,
+    blocking: Blocking,
 }
 
 impl LocalStore {
@@ -60,44 +67,94 @@ impl LocalStore {
             location: format!("file://{}", root.display()),
             container,
             root,
+            blocking: Blocking::default(),
         })
     }
 
-    fn check_container(&self, action: &str) -> Result<()> {
-        match fs::metadata(&self.container) {
-            Ok(meta) if meta.is_dir() => Ok(()),
-            Ok(_) => Err(Error::new(
-                Class::InvalidConfig,
-                action,
-                "the container is not a folder",
-            )),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let hint = format!("{} doesn't exist; mount or create it", self.container.display());
-                Err(Error::new(Class::BucketNotFound, action, hint))
-            }
-            Err(error) => Err(from_io(&error, action)),
-        }
+    /// Does something, away from the threads of the runtime and for a bounded time.
+    async fn step<T: Send + 'static>(
+        &self,
+        action: &str,
+        work: impl FnOnce() -> io::Result<T> + Send + 'static,
+    ) -> Result<T> {
+        let name = action.to_owned();
+        let work = move || work().map_err(|e| from_io(&e, &name));
+        self.blocking.run(action, work).await
     }
 
-    /// Writes the body beside its final place. The file vanishes when dropped.
-    async fn spool(
-        &self,
-        folder: &Path,
-        content: &mut Content,
-        action: &str,
-    ) -> Result<(NamedTempFile, u64)> {
-        let temp = tempfile::Builder::new().prefix(UPLOAD_PREFIX).tempfile_in(folder);
-        let temp = temp.map_err(|e| from_io(&e, action))?;
-        let file = temp.reopen().map_err(|e| from_io(&e, action))?;
-        let mut file = tokio::fs::File::from_std(file);
-        let mut written = 0;
+    async fn check_container(&self, action: &str) -> Result<()> {
+        let (container, name) = (self.container.clone(), action.to_owned());
+        let check = move || check_container(&container, &name);
+        self.blocking.run(action, check).await
+    }
+
+    /// Writes the body beside its final place.
+    async fn spool(&self, folder: &Path, content: &mut Content, action: &str) -> Result<Spool> {
+        let folder = folder.to_owned();
+        let mut spool = self.step(action, move || Spool::begin(&folder)).await?;
         while let Some(bytes) = content.next(action).await? {
-            file.write_all(&bytes).await.map_err(|e| from_io(&e, action))?;
-            written += bytes.len() as u64;
+            spool = self.step(action, move || spool.write(&bytes)).await?;
         }
-        file.flush().await.map_err(|e| from_io(&e, action))?;
-        file.sync_all().await.map_err(|e| from_io(&e, action))?;
-        Ok((temp, written))
+        self.step(action, move || spool.sync()).await
+    }
+}
+
+/// A file that isn't whole yet. It vanishes when dropped.
+struct Spool {
+    file: Option<NamedTempFile>,
+    written: u64,
+    /// Bytes that may not have reached the disk yet.
+    unsynced: u64,
+}
+
+impl Spool {
+    fn begin(folder: &Path) -> io::Result<Self> {
+        let file = tempfile::Builder::new()
+            .prefix(UPLOAD_PREFIX)
+            .tempfile_in(folder)?;
+        Ok(Self {
+            file: Some(file),
+            written: 0,
+            unsynced: 0,
+        })
+    }
+
+    fn file(&mut self) -> io::Result<&mut NamedTempFile> {
+        self.file
+            .as_mut()
+            .ok_or_else(|| io::Error::other("the file has its name"))
+    }
+
+    fn write(mut self, bytes: &[u8]) -> io::Result<Self> {
+        self.file()?.write_all(bytes)?;
+        self.written += bytes.len() as u64;
+        self.unsynced += bytes.len() as u64;
+        if self.unsynced >= SYNCED_AT_ONCE {
+            return self.sync();
+        }
+        Ok(self)
+    }
+
+    fn sync(mut self) -> io::Result<Self> {
+        self.file()?.as_file().sync_all()?;
+        self.unsynced = 0;
+        Ok(self)
+    }
+
+    /// Gives it its name, unless there is a file of that name.
+    fn persist(mut self, path: &Path) -> io::Result<File> {
+        let file = self.file.take();
+        let file = file.ok_or_else(|| io::Error::other("the file has its name"))?;
+        Ok(file.persist_noclobber(path)?)
+    }
+}
+
+impl Drop for Spool {
+    /// An upload may be broken off at any time, and removing a file may hang.
+    fn drop(&mut self) {
+        if let (Some(file), Ok(runtime)) = (self.file.take(), Handle::try_current()) {
+            drop(runtime.spawn_blocking(|| drop(file)));
+        }
     }
 }
 
@@ -109,62 +166,75 @@ impl SnapStore for LocalStore {
 
     async fn list(&self) -> Result<Listing> {
         let action = format!("list {}", self.location);
-        self.check_container(&action)?;
+        self.check_container(&action).await?;
         let root = self.root.clone();
-        blocking(move || {
+        let walk = move || {
             let mut found = Vec::new();
             for layout in ["v1", "v2"] {
-                walk(&root, layout, &mut found).map_err(|e| from_io(&e, &action))?;
+                walk(&root, layout, &mut found)?;
             }
             Ok(Listing::classify(&format!("{}/", root.display()), found))
-        })
-        .await
+        };
+        self.step(&action, walk).await
     }
 
     async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
         let folder = self.root.join("v2");
         let path = folder.join(file);
         let action = format!("write {}", path.display());
-        self.check_container(&action)?;
-        let make = || fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder);
-        make().map_err(|e| from_io(&e, &action))?;
-        if path.exists() {
+        self.check_container(&action).await?;
+        let (make, place) = (folder.clone(), path.clone());
+        let exists = self.step(&action, move || {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(&make)?;
+            Ok(place.exists())
+        });
+        if exists.await? {
             return Err(Error::new(Class::AlreadyExists, action, ""));
         }
         let (mut content, seal) = body.split();
-        let (temp, written) = self.spool(&folder, &mut content, &action).await?;
+        let spool = self.spool(&folder, &mut content, &action).await?;
+        let written = spool.written;
         seal.check(written, &action).await?;
-        blocking(move || {
-            let file = temp
-                .persist_noclobber(&path)
-                .map_err(|e| from_io(&e.error, &action))?;
-            file.set_permissions(fs::Permissions::from_mode(0o600))
-                .map_err(|e| from_io(&e, &action))?;
-            sync_folder(&folder).map_err(|e| from_io(&e, &action))?;
-            let object = describe(&path).map_err(|e| from_io(&e, &action))?;
-            if object.size != written {
-                let detail = format!("wrote {written} bytes, the file has {}", object.size);
-                return Err(Error::new(Class::Corrupt, action, detail));
-            }
-            Ok(object)
-        })
-        .await
+        let finish = move || {
+            let file = spool.persist(&path)?;
+            file.set_permissions(fs::Permissions::from_mode(0o600))?;
+            sync_folder(&folder)?;
+            describe(&path)
+        };
+        let object = self.step(&action, finish).await?;
+        if object.size != written {
+            let detail = format!("wrote {written} bytes, the file has {}", object.size);
+            return Err(Error::new(Class::Corrupt, action, detail));
+        }
+        Ok(object)
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {
         let action = format!("read {}", object.key);
-        let failed = |e| from_io(&e, &action);
-        let mut file = tokio::fs::File::open(&object.key).await.map_err(failed)?;
-        let size = file.metadata().await.map_err(failed)?.len();
+        let path = object.key.clone();
+        let open = move || {
+            let file = File::open(&path)?;
+            let size = file.metadata()?.len();
+            Ok((file, size))
+        };
+        let (file, size) = self.step(&action, open).await?;
         let range = range.unwrap_or(0..size);
         let range = range.start.min(size)..range.end.min(size);
-        file.seek(io::SeekFrom::Start(range.start))
-            .await
-            .map_err(failed)?;
-        let file = file.take(range.end.saturating_sub(range.start));
-        Ok(ReaderStream::with_capacity(file, READ_SIZE)
-            .map_err(move |e| from_io(&e, &action))
-            .boxed())
+        let (file, blocking) = (Arc::new(file), self.blocking.clone());
+        let read = move |range: Range<u64>| {
+            let (file, blocking, action) = (Arc::clone(&file), blocking.clone(), action.clone());
+            async move {
+                if range.is_empty() {
+                    return Ok(None);
+                }
+                let (from, name) = (range.clone(), action.clone());
+                let read = move || read_at(&file, &from).map_err(|e| from_io(&e, &name));
+                let piece = blocking.run(&action, read).await?;
+                let next = range.start + piece.len() as u64..range.end;
+                Ok((!piece.is_empty()).then_some((piece, next)))
+            }
+        };
+        Ok(stream::try_unfold(range, read).boxed())
     }
 
     async fn delete(&self, object: &Object) -> Result<()> {
@@ -177,15 +247,12 @@ impl SnapStore for LocalStore {
                 "the file is not in this store",
             ));
         }
-        blocking(move || {
-            match fs::remove_file(&path) {
-                Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-                Ok(()) => path.parent().map_or(Ok(()), sync_folder),
-                Err(e) => Err(e),
-            }
-            .map_err(|e| from_io(&e, &action))
-        })
-        .await
+        let remove = move || match fs::remove_file(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+            Ok(()) => path.parent().map_or(Ok(()), sync_folder),
+            Err(e) => Err(e),
+        };
+        self.step(&action, remove).await
     }
 
     async fn immutability(&self) -> Result<Immutability> {
@@ -195,9 +262,35 @@ impl SnapStore for LocalStore {
     async fn abort_stale_uploads(&self, started_before: Timestamp) -> Result<u64> {
         let folder = self.root.join("v2");
         let action = format!("remove unfinished files from {}", self.location);
-        self.check_container(&action)?;
-        blocking(move || remove_stale(&folder, started_before).map_err(|e| from_io(&e, &action))).await
+        self.check_container(&action).await?;
+        self.step(&action, move || remove_stale(&folder, started_before))
+            .await
     }
+}
+
+fn check_container(container: &Path, action: &str) -> Result<()> {
+    match fs::metadata(container) {
+        Ok(meta) if meta.is_dir() => Ok(()),
+        Ok(_) => Err(Error::new(
+            Class::InvalidConfig,
+            action,
+            "the container is not a folder",
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let hint = format!("{} doesn't exist; mount or create it", container.display());
+            Err(Error::new(Class::BucketNotFound, action, hint))
+        }
+        Err(error) => Err(from_io(&error, action)),
+    }
+}
+
+/// The next bytes of a range; none at the end of the file.
+fn read_at(file: &File, range: &Range<u64>) -> io::Result<Bytes> {
+    let count = usize::try_from(range.end - range.start).map_or(READ_SIZE, |left| left.min(READ_SIZE));
+    let mut piece = vec![0; count];
+    let count = file.read_at(&mut piece, range.start)?;
+    piece.truncate(count);
+    Ok(piece.into())
 }
 
 /// Adds all files below `root/folder`, named relative to `root`.
@@ -268,11 +361,6 @@ fn remove_stale(folder: &Path, started_before: Timestamp) -> io::Result<u64> {
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
     fs::File::open(folder)?.sync_all()
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let finished = tokio::task::spawn_blocking(work).await;
-    finished.unwrap_or_else(|e| Err(Error::new(Class::Other, "work on files", e.to_string())))
 }
 
 fn from_io(error: &io::Error, action: &str) -> Error {
