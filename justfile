@@ -44,6 +44,7 @@ test-unit *args:
 
 # Tests of single crates against a real API server
 test-cluster *args: up
+    {{ cluster }}/build.sh etcd-3.6
     cargo test --workspace --tests -- cluster_ {{ args }}
 
 # What all stores must do, on real servers: S3 and Google's; Azure's if there is npm, Swift if there are Python and apt

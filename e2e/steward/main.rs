@@ -24,6 +24,7 @@ mod member;
 mod membership;
 mod pki;
 mod quorum;
+mod recorded;
 mod restores;
 mod retention;
 mod rig;
