@@ -14,6 +14,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use crate::{
+    kube_api,
     member::free_port,
     rig::{Rig, Setup},
 };
@@ -171,12 +172,7 @@ async fn good_data_starts_without_an_api_server() -> anyhow::Result<()> {
     rig.kill_all();
     let kubeconfig = rig.members[0].temp().join("kubeconfig");
     let nobody = format!("https://127.0.0.1:{}", free_port()?);
-    let text = json!({
-        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {}}],
-        "clusters": [{"name": "k", "cluster": {"server": nobody}}],
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-    });
-    fs::write(&kubeconfig, text.to_string())?;
+    kube_api::kubeconfig(&nobody, &kubeconfig)?;
     rig.members[0].kubeconfig = Some(kubeconfig);
     rig.start_all()?;
     rig.until_ready().await?;

@@ -1,8 +1,9 @@
 //! What a member does without a quorum.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use anyhow::{Context as _, ensure};
+use serde_json::json;
 use steward_proto::v1::ListSnapshotsRequest;
 use tokio::time::sleep;
 
@@ -96,5 +97,133 @@ async fn quo_08_both_choices_are_told_and_none_is_taken() -> anyhow::Result<()> 
         "members were removed"
     );
     ensure!(rig.stored()? == before && store.exists(), "the store has changed");
+    Ok(())
+}
+
+fn of(size: usize) -> Setup {
+    Setup {
+        size,
+        backup: json!(null),
+        ..Setup::default()
+    }
+}
+
+/// Loses the volumes of running members. Returns the IDs that they had.
+async fn lose_volumes(rig: &mut Rig, lost: &[usize]) -> anyhow::Result<Vec<u64>> {
+    let mut ids = Vec::new();
+    for member in lost {
+        ids.push(rig.members[*member].id().await?);
+    }
+    for member in lost {
+        rig.members[*member].kill();
+        rig.members[*member].wipe()?;
+    }
+    Ok(ids)
+}
+
+/// QUO-20: two of five volumes are lost. Neither waits for the other: the three that are left are a quorum.
+#[tokio::test]
+async fn quo_20_two_of_five_lost_volumes_join_anew() -> anyhow::Result<()> {
+    let mut rig = Rig::start(of(5)).await?;
+    rig.put("/kept/", 10).await?;
+    let before = lose_volumes(&mut rig, &[3, 4]).await?;
+    rig.start_all()?;
+    rig.until_joined_anew(3, before[0], 10).await?;
+    rig.until_joined_anew(4, before[1], 10).await?;
+    rig.until_all_vote().await
+}
+
+/// QUO-20: one of five is gone for good, and another one is damaged: the three that are left take it in again.
+#[tokio::test]
+async fn quo_20_a_damaged_member_joins_anew_beside_a_dead_one() -> anyhow::Result<()> {
+    let mut rig = Rig::start(of(5)).await?;
+    rig.put("/kept/", 10).await?;
+    let (dead, damaged) = (rig.members[3].id().await?, rig.members[4].id().await?);
+    rig.members[3].kill();
+    rig.members[4].kill();
+    let db = rig.members[4].data_dir().join("member/snap/db");
+    fs::File::options().write(true).open(db)?.set_len(4096)?;
+    rig.members[4].start()?;
+    rig.until("the damaged one votes again", async || {
+        let id = rig.members[4].id().await?;
+        ensure!(id != damaged, "it took up its old ID");
+        let listed = rig.members[0].client().await?.member_list().await?;
+        let voter = |id| {
+            let mut members = listed.members().iter();
+            members.any(|member| member.id() == id && !member.is_learner())
+        };
+        ensure!(voter(id) && voter(dead), "{listed:?}");
+        ensure!(listed.members().len() == 5, "{listed:?}");
+        ensure!(rig.members[4].count("/kept/").await? == 10, "keys are missing");
+        Ok(())
+    })
+    .await?;
+    // The dead one was left alone, and comes back as it was.
+    rig.start_all()?;
+    rig.until_ready().await?;
+    ensure!(rig.members[3].id().await? == dead, "it is another member");
+    Ok(())
+}
+
+/// QUO-20: one of three is dead and another one's volume is lost. The one that is left can't remove anybody; the member
+/// that has nothing waits and says how many are needed, and joins when they are there.
+#[tokio::test]
+async fn quo_20_without_a_quorum_nobody_is_removed() -> anyhow::Result<()> {
+    let mut rig = Rig::start(of(3)).await?;
+    rig.put("/kept/", 10).await?;
+    rig.members[1].kill();
+    let before = lose_volumes(&mut rig, &[2]).await?;
+    rig.members[2].start()?;
+    rig.until("a quorum is waited for", async || {
+        let (reason, message) = rig.members[2].condition("Initialized").await?;
+        ensure!(reason == "PeersUnreachable", "{reason}: {message}");
+        ensure!(message.contains("quorum"), "{message}");
+        Ok(())
+    })
+    .await?;
+    let listed = rig.members[0].client().await?.member_list().await?;
+    ensure!(listed.members().len() == 3, "{listed:?}");
+    ensure!(!rig.members[2].data_dir().exists(), "it began all the same");
+    rig.members[1].start()?;
+    rig.until_joined_anew(2, before[0], 10).await?;
+    rig.until_all_vote().await
+}
+
+/// An Etcd that wants one member, over data of three: no quorum can come about. It says so, and what to do.
+#[tokio::test]
+async fn quo_a_quorum_that_can_not_come_about_is_told() -> anyhow::Result<()> {
+    let mut rig = Rig::start(of(3)).await?;
+    rig.put("/kept/", 10).await?;
+    rig.kill_all();
+    let others = rig.members.split_off(1);
+    rig.reconfigure()?;
+    rig.start_all()?;
+    rig.until("it says what is missing", async || {
+        let (reason, message) = rig.members[0].condition("Ready").await?;
+        ensure!(reason == "QuorumMissing", "{reason}: {message}");
+        ensure!(
+            message.contains("t1-1, t1-2") && message.contains("replicas to 3"),
+            "{message}"
+        );
+        Ok(())
+    })
+    .await?;
+    // As it says.
+    rig.kill_all();
+    rig.members.extend(others);
+    rig.reconfigure()?;
+    rig.members[0].start()?;
+    rig.until("it says who is missing", async || {
+        let (reason, message) = rig.members[0].condition("Ready").await?;
+        ensure!(
+            reason == "QuorumMissing" && message.contains("nothing listens"),
+            "{reason}: {message}"
+        );
+        Ok(())
+    })
+    .await?;
+    rig.start_all()?;
+    rig.until_ready().await?;
+    ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
     Ok(())
 }

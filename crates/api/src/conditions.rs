@@ -151,6 +151,7 @@ pub mod member {
     pub const WAITING_FOR_TURN: &str = "WaitingForTurn";
     pub const SERVING: &str = "Serving";
     pub const NOT_SERVING: &str = "NotServing";
+    pub const QUORUM_MISSING: &str = "QuorumMissing";
     pub const LEARNER: &str = "LearnerCatchingUp";
     pub const DONE: &str = "Done";
     pub const STORE_UNREACHABLE: &str = "StoreUnreachable";

@@ -71,6 +71,10 @@ pub mod annotation {
     pub const CONFIG_CHECKSUM: &str = "checksum/etcd-configmap";
     /// On a member's lease: whether the member serves its peers with TLS (`true` or `false`).
     pub const PEER_TLS_ENABLED: &str = "member.etcd.gardener.cloud/tls-enabled";
+
+    /// On a member's Lease: `<memberID>:<clusterID>:<index>`, the Raft index that the member is known to have stored. A volume
+    /// that holds less was put back to an earlier state.
+    pub const RAFT_INDEX: &str = "druid.gardener.cloud/raft-index";
     /// On pods: keeps the cluster autoscaler from evicting them; never copied to compaction pods.
     pub const SAFE_TO_EVICT: &str = "cluster-autoscaler.kubernetes.io/safe-to-evict";
 }

@@ -13,6 +13,7 @@ pub mod launch;
 pub mod maintenance;
 pub mod member;
 pub mod metrics;
+pub mod quorum;
 pub mod restore;
 pub mod rollout;
 pub mod serve;

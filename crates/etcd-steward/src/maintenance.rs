@@ -21,6 +21,7 @@ use crate::{
     backup,
     etcd::{Connector, EtcdError, call},
     metrics::Metrics,
+    quorum::Voters,
 };
 
 /// Physical compaction takes its time on a long history.
@@ -56,6 +57,14 @@ pub enum MaintenanceError {
     /// A member doesn't catch up.
     #[error("member {0} didn't catch up within {after:?}; the others were left alone", after = defragmentation::SETTLE)]
     NotSettled(String),
+    /// The others would be too few without it.
+    #[error("member {member} can't be removed: without it, {others}")]
+    NoQuorumWithout {
+        /// The member.
+        member: String,
+        /// The other voters.
+        others: Voters,
+    },
     /// They don't all run the same version.
     #[error("the members run etcd {0}: hashes are only compared for sure among members of one version")]
     MixedVersions(String),
@@ -81,6 +90,7 @@ impl Reason for MaintenanceError {
             Self::Learner(_) => "MemberLearning",
             Self::NoLeader(_) => "NoLeader",
             Self::NotSettled(_) => "MemberBehind",
+            Self::NoQuorumWithout { .. } => "NoQuorum",
             Self::MixedVersions(_) => "MixedVersions",
             Self::StillRunning { .. } => "StillRunning",
         }

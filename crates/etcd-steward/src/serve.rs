@@ -50,6 +50,7 @@ use crate::{
         monitor::Monitor,
         peer_urls::PeerUrls,
         promotion::Promotion,
+        stored_voters::StoredVoters,
     },
     metrics::Metrics,
     rollout::Rollout,
@@ -172,6 +173,7 @@ impl Steward {
             status: status.clone(),
             contents: contents.clone(),
             steward_tls: self.args.steward_tls.clone(),
+            stored_voters: StoredVoters::default(),
             metrics: metrics.clone(),
         };
         let sessions = Sessions::new(Bootstrap {
@@ -185,6 +187,7 @@ impl Steward {
             metrics.clone(),
             sessions.running(),
             self.args.data_dir.clone(),
+            scene.stored_voters.clone(),
         );
         if let Some(kubernetes) = &kubernetes {
             self.publish(kubernetes, &status, &monitor)?;

@@ -13,6 +13,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::Deserialize;
+
 use crate::bolt::{Bucket, Db, Error};
 use crate::mvcc::{RecordKey, Revision};
 
@@ -170,6 +172,36 @@ impl Overview {
         }
         Ok(())
     }
+}
+
+/// A member as the database lists it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StoredMember {
+    /// Its id.
+    pub id: u64,
+    /// Its name; empty as long as it has never started.
+    pub name: String,
+    /// Where the other members reach it.
+    #[serde(rename = "peerURLs")]
+    pub peer_urls: Vec<String>,
+    /// Whether it has no vote.
+    pub is_learner: bool,
+}
+
+/// The members that a database lists. One that can't be understood is left out.
+///
+/// # Errors
+/// The file can't be read or is damaged.
+pub fn members(db: &Db) -> Result<Vec<StoredMember>, Error> {
+    let mut members = Vec::new();
+    if let Some(bucket) = db.bucket(bucket::MEMBERS)? {
+        let mut cursor = bucket.cursor(db);
+        while let Some(entry) = cursor.next_entry()? {
+            members.extend(serde_json::from_slice(entry.value).ok());
+        }
+    }
+    Ok(members)
 }
 
 fn last_record(db: &Db, bucket: &Bucket) -> Result<Revision, Error> {

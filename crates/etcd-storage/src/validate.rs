@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::bolt::{self, Db};
 use crate::cluster::Id;
 use crate::mvcc::Revision;
-use crate::schema::Overview;
+use crate::schema::{self, Overview, StoredMember};
 use crate::snap;
 use crate::wal::{self, LogPosition};
 
@@ -53,8 +53,12 @@ pub struct DataDir {
     pub compact_revision: i64,
     /// Index of the last raft entry in the database; 0 when it isn't stored.
     pub consistent_index: u64,
-    /// Index of the last raft entry in the log; only after a full validation.
+    /// Index of the last raft entry in the log, or of the newest snapshot if that is newer; only after a full validation.
     pub last_log_index: Option<u64>,
+    /// Index up to which the log knows its entries to be committed; only after a full validation.
+    pub commit_index: Option<u64>,
+    /// The members that the database lists.
+    pub members: Vec<StoredMember>,
     /// Id of the cluster, from the log.
     pub cluster_id: Option<Id>,
     /// Id of the member, from the log.
@@ -145,6 +149,7 @@ fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataD
         compact_revision: overview.finished_compact.max(overview.scheduled_compact),
         consistent_index: overview.consistent_index,
         db_size,
+        members: schema::members(&db).map_err(from_bolt)?,
         storage_version: overview.storage_version,
         cluster_version: overview.cluster_version,
         voters: overview.voters,
@@ -153,7 +158,9 @@ fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataD
     let log = if let Some(meter) = all {
         meter.size.store(db_size, Ordering::Relaxed);
         let (log, pages) = read_all(&db, &wal, meter)?;
-        found.last_log_index = Some(log.last_index);
+        let newest = log.snapshots.iter().map(|snapshot| snapshot.index).max();
+        found.last_log_index = Some(log.last_index.max(newest.unwrap_or(0)));
+        found.commit_index = Some(log.commit);
         found.db_size_in_use = Some(pages.used * db.page_size() as u64);
         belong_together(&snap, &log, overview.consistent_index)?;
         log

@@ -268,6 +268,7 @@ pub mod transition_reason {
     pub const NEW_MULTI_NODE_CLUSTER_CREATED: &str = "NewMultiNodeClusterCreated";
     pub const DETECTED_PREVIOUS_CLEAN_EXIT: &str = "DetectedPreviousCleanExit";
     pub const DETECTED_PREVIOUS_UNCLEAN_EXIT: &str = "DetectedPreviousUncleanExit";
+    pub const DATA_BEHIND: &str = "DataBehind";
     pub const DB_VALIDATION_FAILED: &str = "DBValidationFailed";
     pub const DB_VALIDATION_SUCCEEDED: &str = "DBValidationSucceeded";
     pub const RESTORATION_SUCCEEDED: &str = "RestorationSucceeded";

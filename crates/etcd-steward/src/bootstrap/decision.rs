@@ -25,6 +25,12 @@ pub enum Data {
     Invalid,
     /// It is in order, and of a member that the running cluster has removed: etcd ends as soon as it learns of that.
     Removed,
+    /// It is in order, and older than what its member has acknowledged; a quorum of the others serves without it.
+    Behind,
+    /// The same, and no quorum of the others is there.
+    Stale,
+    /// It is in order, and holds committed entries that a quorum of the others has lost.
+    Ahead,
     /// Another process holds it.
     Locked,
     /// The volume is another member's.
@@ -189,6 +195,10 @@ pub enum Refusal {
     WrongCluster,
     /// The only member's data is of another cluster than the one that was recorded.
     OtherCluster,
+    /// The others have lost entries that this member holds.
+    DataAhead,
+    /// This member has lost entries that it had acknowledged, and no quorum of the others is there.
+    DataStale,
     /// The data of all members is gone, and there is no backup.
     DataLost,
     /// No member has data that could be used, that of at least one is damaged, and there is no backup.
@@ -230,6 +240,8 @@ impl Refusal {
             Self::WrongVolume => "WrongVolume",
             Self::WrongCluster => "WrongCluster",
             Self::OtherCluster => "DataOfOtherCluster",
+            Self::DataAhead => "DataAhead",
+            Self::DataStale => "DataStale",
             Self::DataLost => "DataLost",
             Self::DataCorrupt => "DataCorrupt",
         }
@@ -277,6 +289,17 @@ impl fmt::Display for Refusal {
                  it. Mount the right volume; or, if this data is the right one, delete the EtcdMember of this pod and \
                  identity.json on the volume, which hold the record"
             }
+            Self::DataAhead => {
+                "this member holds committed entries that a quorum of the others doesn't have: their volumes were put back to \
+                 an earlier state, and this may be the only copy of what was written since. Nothing was changed. Stop the \
+                 others and give them their newest volumes; or, to go on with what they have, move this member's data \
+                 directory away: it joins anew"
+            }
+            Self::DataStale => {
+                "the volume was put back to an earlier state: this member has acknowledged more than it holds, and may have to \
+                 vouch for it. Nothing was changed. Mount its newest volume; or start the others: as soon as they have a quorum \
+                 it joins them anew. If all of that is lost, delete this member's Lease to go on with the older data"
+            }
             Self::DataLost => {
                 "this cluster has formed before, the data of all its members is gone, and there is no backup. Put a \
                  volume back; or to start empty delete the EtcdMembers of this Etcd, or, without Kubernetes, identity.json \
@@ -303,8 +326,11 @@ pub fn decide(evidence: &Evidence) -> Decision {
             Place::Only => Decision::Refuse(Refusal::OtherCluster),
             Place::First | Place::Other => of_other_cluster(evidence.live),
         },
-        // That is told by the running cluster itself.
-        Data::Removed => Decision::Join,
+        Data::Removed => removed_before(evidence.live),
+        Data::Behind => Decision::Rejoin,
+        Data::Stale => Decision::Refuse(Refusal::DataStale),
+        // It may be the only copy left.
+        Data::Ahead => Decision::Refuse(Refusal::DataAhead),
         Data::Invalid => match evidence.place {
             Place::Only => nothing_left(evidence),
             Place::First | Place::Other => one_of_several_damaged(evidence),
@@ -330,6 +356,16 @@ fn nothing_left(evidence: &Evidence) -> Decision {
         (Place::Only | Place::First | Place::Other, Backups::Unknown) => {
             Decision::Wait(Waiting::StoreUnreachable)
         }
+    }
+}
+
+/// That it was removed is told by the running cluster itself, which may have taken it in again since: the volume is then of the
+/// time before, and what the newer self has voted is lost.
+fn removed_before(live: Live) -> Decision {
+    match live {
+        Live::Started | Live::Unstarted => Decision::Rejoin,
+        Live::UnstartedLearner => Decision::StartAsLearner,
+        Live::NotListed | Live::Unreachable | Live::OtherCluster => Decision::Join,
     }
 }
 

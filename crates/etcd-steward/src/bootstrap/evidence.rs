@@ -21,7 +21,7 @@ use super::{
     decision::{Backups, Data, Evidence, Formation, Live, Others, Place},
     known::{Known, State},
     origin::{Claim, Origin},
-    peers::{self, Answers, Cluster},
+    peers::{self, Answers, Cluster, ClusterOfData},
     records::Uncovered,
     volumes::{self, Contents, OwnContents},
 };
@@ -29,12 +29,12 @@ use crate::{
     etcd::{CALL_TIMEOUT, Connector, hex_id},
     exit_record::ExitRecord,
     identity::{Identity, Owner},
-    member::{Status, kubernetes::Kubernetes},
+    member::{Status, kubernetes::Kubernetes, stored_voters::StoredVoters},
     metrics::Metrics,
 };
 
 /// How long a data directory may be held by a process that is just ending.
-const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+pub(super) const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 /// How long another member may take to answer while no member has a record of a cluster. One that runs answers at once;
 /// one that waits for this member, to found the cluster with it, takes connections and doesn't answer.
 const FOUNDING_PATIENCE: Duration = Duration::from_millis(700);
@@ -70,6 +70,8 @@ pub struct Scene {
     pub contents: OwnContents,
     /// The certificate with which the other members' stewards are asked.
     pub steward_tls: PathBuf,
+    /// The voters that the data lists, for who waits for them.
+    pub stored_voters: StoredVoters,
     /// Scratch space.
     pub temp: PathBuf,
     /// Metrics.
@@ -92,8 +94,9 @@ pub struct Findings {
 }
 
 impl Scene {
-    /// Looks at everything that matters: the volume, then, all at once, everybody else.
-    pub(super) async fn look(&self, known: &mut Known) -> Findings {
+    /// Looks at everything that matters: the volume, then, all at once, everybody else. `panics` is how many times in a row etcd
+    /// has just ended with a panic.
+    pub(super) async fn look(&self, known: &mut Known, panics: u32) -> Findings {
         let mut notes = Vec::new();
         let (data, found) = self.data(known, &mut notes).await;
         self.contents.set(contents(data, found.as_ref()));
@@ -116,7 +119,7 @@ impl Scene {
         };
         let mut uncovered = None;
         let cluster = match (data, &found) {
-            (Data::Valid, Some(found)) => self.with_data(found, &mut evidence, &mut notes).await,
+            (Data::Valid, Some(found)) => self.with_data(found, panics, &mut evidence, &mut notes).await,
             (Data::Missing | Data::Invalid, _) => {
                 self.without_data(&mut evidence, &mut uncovered, &mut notes).await
             }
@@ -181,6 +184,7 @@ impl Scene {
     async fn with_data(
         &self,
         found: &DataDir,
+        panics: u32,
         evidence: &mut Evidence,
         notes: &mut Vec<String>,
     ) -> Option<Cluster> {
@@ -207,11 +211,8 @@ impl Scene {
             records.shared = false;
         }
         let same = answers.iter().any(|answer| hex_id(answer.id) == id);
-        let running = if same {
-            peers::removed_from(answers, found).inspect(|cluster| {
-                notes.push(format!("{} doesn't list its member any more", cluster.display()));
-                evidence.data = Data::Removed;
-            })
+        let mut running = if same {
+            self.cluster_of_data(answers, found, evidence, notes)
         } else {
             match peers::choose(answers, &self.cluster, &records.clusters) {
                 Answers::Ours(cluster) => Some(*cluster),
@@ -245,8 +246,30 @@ impl Scene {
         }
         if origin != Origin::Ours {
             notes.push(claim.told(&volumes::told(&said)));
+        } else if evidence.data == Data::Valid {
+            let cluster = running.as_mut().filter(|_| same);
+            evidence.data = self.compare(found, panics, cluster, notes).await;
         }
         running
+    }
+
+    /// The data's own cluster, if it runs and says whether it lists the member.
+    fn cluster_of_data(
+        &self,
+        answers: Vec<Cluster>,
+        found: &DataDir,
+        evidence: &mut Evidence,
+        notes: &mut Vec<String>,
+    ) -> Option<Cluster> {
+        match peers::cluster_of(answers, found)? {
+            ClusterOfData::Lists(cluster) => Some(cluster),
+            ClusterOfData::Removed(cluster) => {
+                notes.push(format!("{} doesn't list its member any more", cluster.display()));
+                evidence.data = Data::Removed;
+                evidence.live = self.live(&cluster);
+                Some(cluster)
+            }
+        }
     }
 
     /// Where only the volume records the cluster, whoever takes connections is waited for.
@@ -298,6 +321,7 @@ impl Scene {
     /// Records who the member is by the data that it starts on. Its etcd can be asked only when that serves, which a learner
     /// doesn't for long.
     pub(super) fn recognize(&self, found: &DataDir) {
+        self.stored_voters.set(found);
         if let (Some(member), Some(cluster)) = (found.member_id, found.cluster_id) {
             self.status.update(|status| {
                 status.id = Some(hex_id(member.0));
@@ -456,7 +480,13 @@ fn contents(data: Data, found: Option<&DataDir>) -> Contents {
     match data {
         Data::Missing => Contents::Empty,
         Data::Invalid => Contents::Damaged,
-        Data::Valid | Data::Removed | Data::OtherCluster | Data::Unconfirmed => found
+        Data::Valid
+        | Data::Removed
+        | Data::OtherCluster
+        | Data::Unconfirmed
+        | Data::Behind
+        | Data::Stale
+        | Data::Ahead => found
             .and_then(|found| found.cluster_id)
             .map_or(Contents::Unknown, |id| Contents::Intact(hex_id(id.0))),
         Data::Locked | Data::Foreign | Data::Unknown => Contents::Unknown,

@@ -2,14 +2,16 @@
 
 use std::time::Instant;
 
-use etcd_client::{Member, MemberAddOptions};
+use etcd_client::{Member, MemberAddOptions, StatusResponse};
 use futures::future::join_all;
+use operator::reconcile::chain;
 use tracing::{info, warn};
 
 use super::{config, decision::Decision, evidence::Scene, peers::Cluster};
 use crate::{
     etcd::{CALL_TIMEOUT, Consistency, EtcdError, call, hex_id, list_members},
     metrics::Step,
+    quorum::Voters,
     volume::{self, VolumeError},
 };
 
@@ -34,13 +36,26 @@ pub enum MembershipError {
         /// The cluster.
         cluster: String,
     },
+    /// etcd takes nobody in while voters are down: since 3.5.35 and 3.6.16 at the latest more of them than it could do without,
+    /// before that any.
+    #[error(
+        "join {cluster}: {source}: etcd takes no member, not even a learner, while a voter isn't connected to the others; newer \
+         patch releases ask only for a quorum. Start the member that is down, or update etcd"
+    )]
+    Unhealthy {
+        /// The cluster.
+        cluster: String,
+        /// What it answered.
+        #[source]
+        source: EtcdError,
+    },
     /// The old data can't be moved away.
     #[error(transparent)]
     Volume(#[from] VolumeError),
 }
 
 /// Makes the cluster list this member as a learner, and moves old data aside. Returns the members to start with. To rejoin,
-/// nobody may be missing.
+/// [`confirm_quorum`] comes first.
 pub(super) async fn join(
     scene: &Scene,
     cluster: &Cluster,
@@ -76,6 +91,10 @@ pub(super) async fn join(
             Ok(_) => info!("added as a learner"),
             // An answer to an earlier try was lost.
             Err(error) if error.message().contains("Peer URLs already exists") => warn!("already added"),
+            Err(source) if source.message().contains("unhealthy cluster") => {
+                let cluster = cluster.display();
+                return Err(MembershipError::Unhealthy { cluster, source });
+            }
             Err(error) => return Err(failed(error)),
         }
     }
@@ -113,26 +132,44 @@ fn is_unstarted_learner(member: &Member) -> bool {
     member.is_learner() && member.client_urls().is_empty()
 }
 
-/// All other voters must answer before one is taken away, or a quorum would be lost. Says who is missing otherwise.
-pub(super) async fn others_missing(scene: &Scene, cluster: &Cluster) -> Option<String> {
-    let lost = scene.listed(cluster).map(Member::id);
-    let voters = cluster
-        .members
-        .iter()
-        .filter(|member| Some(member.id()) != lost && !member.is_learner());
-    let asked = voters.map(|voter| async {
-        let mut client = scene.connector.remote(voter.client_urls()).await?;
-        call("status", CALL_TIMEOUT, client.status()).await
+/// Makes sure that the voters which remain without this member have a quorum, and that `cluster` lists its members as that
+/// quorum does. A voter that doesn't run is no part of the quorum, so that its removal takes nothing from the others, however
+/// many of them are down; and etcd decides on one change of the members after the other. Says what is missing otherwise.
+pub(super) async fn confirm_quorum(scene: &Scene, cluster: &mut Cluster) -> Result<(), String> {
+    let listed = list_members(&mut cluster.client.clone(), Consistency::Quorum).await;
+    if let Ok(listed) = &listed {
+        cluster.members = listed.members().to_vec();
+    }
+    let others = Voters {
+        total: other_voters(scene, cluster).count(),
+        serving: statuses_of_others(scene, cluster).await.len(),
+    };
+    let name = cluster.display();
+    match listed {
+        Ok(_) if others.have_quorum() => Ok(()),
+        Ok(_) => Err(format!("{name}, without this member: {others}")),
+        Err(error) => Err(format!(
+            "{name}, without this member: {others}; {}",
+            chain(&error)
+        )),
+    }
+}
+
+/// What the voters of a cluster say that serve, without this member.
+pub(super) async fn statuses_of_others(scene: &Scene, cluster: &Cluster) -> Vec<StatusResponse> {
+    let asked = other_voters(scene, cluster).map(|voter| async {
+        let mut client = scene.connector.remote(voter.client_urls()).await.ok()?;
+        let status = call("status", CALL_TIMEOUT, client.status()).await.ok()?;
+        let is_same = status
+            .header()
+            .is_some_and(|header| header.cluster_id() == cluster.id);
+        (is_same && status.leader() != 0).then_some(status)
     });
-    let down = join_all(asked)
-        .await
-        .iter()
-        .filter(|answer| answer.is_err())
-        .count();
-    (down > 0).then(|| {
-        format!(
-            "not removing the lost member from {}: {down} of the others don't answer, and a quorum would be lost",
-            cluster.display()
-        )
-    })
+    join_all(asked).await.into_iter().flatten().collect()
+}
+
+fn other_voters<'a>(scene: &Scene, cluster: &'a Cluster) -> impl Iterator<Item = &'a Member> {
+    let own = scene.listed(cluster).map(Member::id);
+    let members = cluster.members.iter();
+    members.filter(move |member| Some(member.id()) != own && !member.is_learner())
 }

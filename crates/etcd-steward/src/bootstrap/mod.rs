@@ -9,6 +9,7 @@ mod origin;
 mod peers;
 mod records;
 pub mod session;
+mod stale;
 pub mod volumes;
 
 use std::{path::PathBuf, time::Duration};
@@ -28,7 +29,7 @@ use tracing::{info, warn};
 
 use self::{
     config::{ConfigError, Entry, EtcdConfig},
-    decision::{Decision, Formation, Place, decide},
+    decision::{Data, Decision, Evidence, Formation, Place, decide},
     evidence::{Findings, Scene},
     known::Known,
     membership::MembershipError,
@@ -98,9 +99,10 @@ pub struct Bootstrap {
 }
 
 impl Bootstrap {
-    /// Comes back when etcd can be started, with its configuration. Waits for as long as it takes, and says for what.
-    pub async fn prepare(&self) -> EtcdConfig {
-        let mut waiting = Waiting::new();
+    /// Comes back when etcd can be started, with its configuration. Waits for as long as it takes, and says for what. `panics`
+    /// is how many times in a row etcd has just ended with a panic.
+    pub async fn prepare(&self, panics: u32) -> EtcdConfig {
+        let mut waiting = Waiting::new(panics);
         loop {
             let (reason, message, longest) = match self.attempt(&mut waiting).await {
                 Ok(Ok(config)) => {
@@ -127,7 +129,7 @@ impl Bootstrap {
         &self,
         waiting: &mut Waiting,
     ) -> Result<Result<EtcdConfig, (&'static str, String)>, BootstrapError> {
-        let (decision, findings) = self.decide(&mut waiting.known).await;
+        let (decision, findings) = self.decide(waiting).await;
         let (entry, record) = match decision {
             Decision::Wait(why) => return Ok(Err((why.reason(), noted(&why, &findings)))),
             Decision::Refuse(why) => return Ok(Err((why.reason(), noted(&why, &findings)))),
@@ -141,8 +143,9 @@ impl Bootstrap {
         // Read first, so that nothing is done for a configuration that can't be used.
         config::complete(&self.config_file, &self.scene.data_dir, &entry)?;
         if waiting.begun.as_ref() != Some(&record) {
-            self.begin(record.clone(), findings.evidence.place).await?;
+            self.begin(record.clone(), &findings.evidence).await?;
             waiting.begun = Some(record);
+            self.say_why_it_joins_anew(&findings).await;
         }
         let entry = match (decision, &findings.cluster) {
             (Decision::Start, _) => {
@@ -172,12 +175,12 @@ impl Bootstrap {
         Ok(Ok(config))
     }
 
-    /// Looks, and decides. Whoever is to be removed first waits until all others are there.
-    async fn decide(&self, known: &mut Known) -> (Decision, Findings) {
-        let mut findings = self.scene.look(known).await;
+    /// Looks, and decides. Whoever is to be removed first waits until the others have a quorum.
+    async fn decide(&self, waiting: &mut Waiting) -> (Decision, Findings) {
+        let mut findings = self.scene.look(&mut waiting.known, waiting.panics).await;
         let mut decision = decide(&findings.evidence);
-        if let (Decision::Rejoin, Some(cluster)) = (decision, &findings.cluster)
-            && let Some(why) = membership::others_missing(&self.scene, cluster).await
+        if let (Decision::Rejoin, Some(cluster)) = (decision, &mut findings.cluster)
+            && let Err(why) = membership::confirm_quorum(&self.scene, cluster).await
         {
             findings.notes.push(why);
             decision = Decision::Wait(decision::Waiting::PeersUnreachable);
@@ -187,12 +190,12 @@ impl Bootstrap {
     }
 
     /// Marks the volume and records the decision before anything is done that can't be taken back.
-    async fn begin(&self, decision: BootstrapDecision, place: Place) -> Result<(), BootstrapError> {
+    async fn begin(&self, decision: BootstrapDecision, evidence: &Evidence) -> Result<(), BootstrapError> {
         let scene = &self.scene;
         let fresh = scene.status.read(|status| status.state.is_none());
         let joins = decision == BootstrapDecision::JoinAsLearner;
         if fresh {
-            let why = match place {
+            let why = match evidence.place {
                 _ if joins => reason::CLUSTER_SCALED_UP,
                 Place::Only => reason::NEW_SINGLE_NODE_CLUSTER_CREATED,
                 Place::First | Place::Other => reason::NEW_MULTI_NODE_CLUSTER_CREATED,
@@ -204,13 +207,14 @@ impl Bootstrap {
                 .read(|status| status.state != Some(MemberState::Starting))
         {
             // It has been a member before, and gives up what is left of that.
-            let why = reason::DB_VALIDATION_FAILED;
-            scene.status.transition(
-                MemberState::New,
-                None,
-                why,
-                "its data is damaged or gone: joins anew",
-            );
+            let (why, message) = if evidence.data == Data::Behind {
+                let message = "its data is older than what the member has acknowledged: joins anew";
+                (reason::DATA_BEHIND, message)
+            } else {
+                let message = "its data is damaged or gone: joins anew";
+                (reason::DB_VALIDATION_FAILED, message)
+            };
+            scene.status.transition(MemberState::New, None, why, message);
         }
         if joins {
             let pending = Some(MemberSubState::PendingLearner);
@@ -239,13 +243,16 @@ impl Bootstrap {
             // Good data doesn't wait for the API server.
             return Ok(());
         }
-        if let Some(kubernetes) = &scene.kubernetes {
-            kubernetes
-                .publish_now(&scene.status)
-                .await
-                .map_err(|error| BootstrapError::Record(Box::new(error)))?;
-        }
-        Ok(())
+        let Some(kubernetes) = &scene.kubernetes else {
+            return Ok(());
+        };
+        let record = async {
+            kubernetes.publish_now(&scene.status).await?;
+            kubernetes.forget_stored_index().await
+        };
+        record
+            .await
+            .map_err(|error| BootstrapError::Record(Box::new(error)))
     }
 
     /// Restores the backups; of a cluster that has lost all its data, says what that costs.
@@ -307,6 +314,20 @@ impl Bootstrap {
         status.condition(condition::READY, ConditionStatus::False, reason, message);
     }
 
+    /// That damaged or lost data is given up is no surprise; that data is which passes every check is.
+    async fn say_why_it_joins_anew(&self, findings: &Findings) {
+        if findings.evidence.data != Data::Behind {
+            return;
+        }
+        let why = "an earlier state of this member's volume was put back, or the end of its log is lost: the member is removed \
+                   from the cluster, and joins anew. The old data is moved aside, and stays until the member votes again";
+        let note = noted(&why, findings);
+        warn!(reason = reason::DATA_BEHIND, note, "the data is given up");
+        if let Some(kubernetes) = &self.scene.kubernetes {
+            kubernetes.warn("Initialize", reason::DATA_BEHIND, &note).await;
+        }
+    }
+
     async fn tell(&self, note: &str) {
         if let Some(kubernetes) = &self.scene.kubernetes {
             kubernetes.tell("Initialize", "Initialized", note).await;
@@ -322,11 +343,13 @@ struct Waiting {
     pause: Duration,
     known: Known,
     begun: Option<BootstrapDecision>,
+    panics: u32,
 }
 
 impl Waiting {
-    fn new() -> Self {
+    fn new(panics: u32) -> Self {
         Self {
+            panics,
             reason: None,
             since: Instant::now(),
             announced: false,

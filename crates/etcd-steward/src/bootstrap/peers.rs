@@ -188,8 +188,16 @@ fn strangers(answers: &[Answer], recorded: &BTreeSet<String>) -> String {
     said.join(", ")
 }
 
-/// The cluster of a data directory, if a majority of it answers and nobody there lists the directory's member any more.
-pub(super) fn removed_from(answers: Vec<Cluster>, found: &DataDir) -> Option<Cluster> {
+/// The cluster of a data directory, and whether it lists the directory's member.
+pub(super) enum ClusterOfData {
+    /// A majority of it answers, and nobody there lists the member any more.
+    Removed(Cluster),
+    /// It lists the member.
+    Lists(Cluster),
+}
+
+/// Finds the cluster of a data directory among the answers; `None` if too few of it answer.
+pub(super) fn cluster_of(answers: Vec<Cluster>, found: &DataDir) -> Option<ClusterOfData> {
     let (Some(Id(cluster)), Some(Id(member))) = (found.cluster_id, found.member_id) else {
         return None;
     };
@@ -206,10 +214,13 @@ pub(super) fn removed_from(answers: Vec<Cluster>, found: &DataDir) -> Option<Clu
     };
     let majority = same.iter().map(voters).max().unwrap_or(0) / 2 + 1;
     let lists_it = |answer: &Cluster| answer.members.iter().any(|listed| listed.id() == member);
-    if same.len() < majority || same.iter().any(lists_it) {
+    if let Some(index) = same.iter().position(lists_it) {
+        return Some(ClusterOfData::Lists(same.swap_remove(index)));
+    }
+    if same.len() < majority {
         return None;
     }
-    same.pop()
+    same.pop().map(ClusterOfData::Removed)
 }
 
 #[cfg(test)]

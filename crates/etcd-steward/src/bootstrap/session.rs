@@ -20,6 +20,8 @@ use super::{Bootstrap, config::Version};
 
 /// A run that lasted longer than this ends a series of crashes.
 const STEADY: Duration = Duration::from_mins(1);
+/// How a Go program ends that has panicked. What can't be used, such as an option, a port or a full disk, is another one.
+const PANIC: i32 = 2;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const LAST_BACKOFF: Duration = Duration::from_mins(1);
 
@@ -38,14 +40,25 @@ pub struct Sessions {
 #[derive(Debug, Default)]
 struct Crashes {
     count: u32,
+    /// How many of the last ones in a row were panics.
+    panics: u32,
     started: Option<Instant>,
 }
 
 impl Crashes {
     /// How long to wait before the next start.
-    fn backoff(&mut self) -> Duration {
+    fn backoff(&mut self, panicked: bool) -> Duration {
         let steady = self.started.take().is_some_and(|at| at.elapsed() > STEADY);
-        self.count = if steady { 0 } else { self.count.saturating_add(1) };
+        if steady {
+            (self.count, self.panics) = (0, 0);
+        } else {
+            self.count = self.count.saturating_add(1);
+        }
+        self.panics = if panicked {
+            self.panics.saturating_add(1)
+        } else {
+            0
+        };
         match self.count {
             0 | 1 => Duration::ZERO,
             n => FIRST_BACKOFF
@@ -96,8 +109,9 @@ impl Sessions {
             .send_replace((!start_due).then(|| Version::from(hello.config_hash.as_str())));
         loop {
             let request = if start_due {
+                let panics = self.crashes.lock().await.panics;
                 tokio::select! {
-                    config = self.bootstrap.prepare() => {
+                    config = self.bootstrap.prepare(panics) => {
                         start_due = false;
                         restarts.mark_unchanged();
                         let start = Start { config: config.text, config_hash: config.version.to_string() };
@@ -152,9 +166,10 @@ impl Sessions {
             info!("etcd has stopped as it was asked to");
             return;
         }
-        let (backoff, count) = {
+        let (backoff, count, panics) = {
             let mut crashes = self.crashes.lock().await;
-            (crashes.backoff(), crashes.count)
+            let panicked = exited.signal == 0 && exited.exit_code == PANIC;
+            (crashes.backoff(panicked), crashes.count, crashes.panics)
         };
         let (exit_code, signal) = (exited.exit_code, exited.signal);
         warn!(exit_code, signal, ?backoff, "etcd has ended");
@@ -164,8 +179,13 @@ impl Sessions {
             } else {
                 format!("signal {signal}")
             };
+            let contradiction = if panics > 1 {
+                ". It panicked: its data and the others' may contradict each other, as after a volume was put back"
+            } else {
+                ""
+            };
             let why = format!(
-                "etcd has ended soon after its start {count} times, the last time with {how}: see its log; started again after {backoff:?}"
+                "etcd has ended soon after its start {count} times, the last time with {how}: see its log; started again after {backoff:?}{contradiction}"
             );
             self.bootstrap.scene.status.condition(
                 member::READY,
@@ -218,11 +238,15 @@ mod tests {
         let mut waits = Vec::new();
         for _ in 0..10 {
             crashes.started = Some(Instant::now());
-            waits.push(crashes.backoff().as_secs());
+            waits.push(crashes.backoff(true).as_secs());
         }
         assert_eq!(waits, [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(crashes.panics, 10);
         crashes.started = Some(Instant::now());
         tokio::time::advance(Duration::from_mins(2)).await;
-        assert_eq!(crashes.backoff(), Duration::ZERO);
+        assert_eq!(crashes.backoff(true), Duration::ZERO);
+        assert_eq!(crashes.panics, 1, "what was before is another series");
+        crashes.backoff(false);
+        assert_eq!(crashes.panics, 0, "it ended in another way");
     }
 }

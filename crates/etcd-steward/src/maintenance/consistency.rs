@@ -132,8 +132,8 @@ impl Caretaker {
             return;
         }
         let message = format!(
-            "the data of {} differs from that of the majority: one after the other is removed and joins anew, as soon as \
-             all members serve",
+            "the data of {} differs from that of the majority: one after the other is removed and joins anew, as long as \
+             the others have a quorum without it",
             names(differing)
         );
         self.status.condition(

@@ -27,7 +27,7 @@ const BYTES_PER_SECOND: u64 = 8 << 20;
 pub(super) const SETTLE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
 /// A member that has so few entries to apply has caught up.
-const SETTLED: u64 = 1000;
+pub(super) const SETTLED: u64 = 1000;
 
 /// What makes a member worth it: both must be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -261,7 +261,7 @@ fn deadline(size: u64) -> Duration {
     FIRST_DEADLINE + Duration::from_secs(size / BYTES_PER_SECOND)
 }
 
-async fn target(connector: &Connector, member: &Member) -> Result<Target, MaintenanceError> {
+pub(super) async fn target(connector: &Connector, member: &Member) -> Result<Target, MaintenanceError> {
     let Some(url) = member.client_urls().first().cloned() else {
         return Err(MaintenanceError::NotStarted(hex_id(member.id())));
     };

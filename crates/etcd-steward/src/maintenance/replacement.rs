@@ -2,15 +2,19 @@
 //! join anew. The old data stays on its volume, moved aside.
 
 use etcd_client::AlarmType;
+use futures::future::join_all;
 use tracing::warn;
 
 use super::{
     Maintenance, MaintenanceError,
     alarms::disarm,
     comparison::Named,
-    defragmentation::{Target, hand_over},
+    defragmentation::{SETTLED, Target, hand_over, target},
 };
-use crate::etcd::{CALL_TIMEOUT, call, hex_id};
+use crate::{
+    etcd::{CALL_TIMEOUT, Consistency, call, hex_id, list_members},
+    quorum::Voters,
+};
 
 /// What was done about a member that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,11 +26,10 @@ pub(super) enum Replacement {
 }
 
 impl Maintenance {
-    /// Replaces the first of the members that differ, if it still does. All members must serve, so that a quorum of the
-    /// others is left.
+    /// Replaces the first of the members that differ, if it still does, and if the others have a quorum without it.
     pub(super) async fn replace(&self, differing: &[Named]) -> Result<Option<Replacement>, MaintenanceError> {
         let _turn = self.turn.lock().await;
-        let mut targets = self.settled_members().await?;
+        let (mut targets, total) = self.serving_voters().await?;
         require_one_version(&targets)?;
         // Something else may have been at work since.
         let Some(now) = self.compare().await? else {
@@ -48,6 +51,13 @@ impl Maintenance {
             return Ok(Some(Replacement::HandedOver));
         }
         let (name, id) = (odd.name.clone(), odd.id);
+        let others = Voters {
+            total: total - 1,
+            serving: targets.len() - 1,
+        };
+        if !others.have_quorum() {
+            return Err(MaintenanceError::NoQuorumWithout { member: name, others });
+        }
         let mut client = self.connector.local().await?;
         warn!(
             member = name,
@@ -56,6 +66,29 @@ impl Maintenance {
         );
         call("remove the member", CALL_TIMEOUT, client.member_remove(id)).await?;
         Ok(Some(Replacement::Removed(name)))
+    }
+
+    /// The voters that serve and lag little, and how many there are in all. A learner may become a voter at any moment: with
+    /// one of them it can't be said how many are needed.
+    async fn serving_voters(&self) -> Result<(Vec<Target>, usize), MaintenanceError> {
+        let mut local = self.connector.local().await?;
+        let listed = list_members(&mut local, Consistency::Quorum).await?;
+        if let Some(learner) = listed.members().iter().find(|member| member.is_learner()) {
+            return Err(MaintenanceError::Learner(learner.name().to_owned()));
+        }
+        let asked = listed
+            .members()
+            .iter()
+            .map(|member| target(&self.connector, member));
+        let mut serving: Vec<_> = join_all(asked).await.into_iter().filter_map(Result::ok).collect();
+        let newest = serving.iter().map(|target| target.status.raft_index()).max();
+        serving.retain(|target| {
+            newest
+                .unwrap_or(0)
+                .saturating_sub(target.status.raft_applied_index())
+                < SETTLED
+        });
+        Ok((serving, listed.members().len()))
     }
 
     /// Clears the alarm that data is corrupt, whomever it blames: of members that have been replaced, of others that etcd

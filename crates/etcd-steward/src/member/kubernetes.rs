@@ -23,12 +23,15 @@ use operator::{events::Events, reconcile::chain};
 use serde_json::json;
 use tokio::{
     sync::{Mutex, watch},
-    time::{MissedTickBehavior, interval, sleep},
+    time::{MissedTickBehavior, interval, sleep, timeout},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::Status;
+use super::{
+    Status,
+    stored_index::{StoredIndex, Tracker},
+};
 
 const MANAGER: &str = "etcd-steward";
 /// Changes that come close together are published as one.
@@ -36,6 +39,8 @@ const BATCH: Duration = Duration::from_millis(150);
 /// How long the API server may be silent: in a call, and in a watch, which it ends itself before.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const WATCH_TIMEOUT: Duration = Duration::from_mins(6);
+/// The same where a start waits for the answer.
+const RECORD_TIMEOUT: Duration = Duration::from_secs(2);
 /// Pause after a failed write.
 const RETRY: Duration = Duration::from_secs(3);
 /// How far the covered time may run ahead of what is published: backups that stay current cost no writes.
@@ -226,11 +231,42 @@ impl Kubernetes {
         })
     }
 
+    /// The index that this member is known to have stored, by its heartbeats. An API server that doesn't answer holds nobody up.
+    pub async fn stored_index(&self) -> Option<StoredIndex> {
+        let read = timeout(RECORD_TIMEOUT, self.leases.get_opt(&self.own)).await;
+        let lease = match read {
+            Ok(Ok(lease)) => lease?,
+            Ok(Err(error)) => {
+                warn!(error = chain(&error), "failed to read the member's lease");
+                return None;
+            }
+            Err(_) => {
+                warn!(after = ?RECORD_TIMEOUT, "failed to read the member's lease in time");
+                return None;
+            }
+        };
+        let text = lease.annotations().get(labels::annotation::RAFT_INDEX)?;
+        text.parse().ok()
+    }
+
+    /// The member is about to get other data: what its log has held so far says nothing of it.
+    pub async fn forget_stored_index(&self) -> kube::Result<()> {
+        if self.leases.get_opt(&self.own).await?.is_none() {
+            return Ok(());
+        }
+        let patch = json!({"metadata": {"annotations": {labels::annotation::RAFT_INDEX: null}}});
+        self.leases
+            .patch(&self.own, &PatchParams::default(), &Patch::Merge(&patch))
+            .await
+            .map(|_| ())
+    }
+
     /// Renews the heartbeat Lease for as long as etcd answers.
     pub async fn heartbeat(&self, every: Duration, alive: watch::Receiver<bool>, status: Status) {
         let mut ticks = interval(every);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut alive_changes = alive.clone();
+        let mut stored = Tracker::default();
         loop {
             tokio::select! {
                 _ = ticks.tick() => {}
@@ -243,8 +279,12 @@ impl Kubernetes {
             let Some((identity, peer_tls)) = status.read(holder) else {
                 continue;
             };
+            let mut annotations = json!({labels::annotation::PEER_TLS_ENABLED: peer_tls.to_string()});
+            if let Some(stored) = status.read(|status| stored.see(status).cloned()) {
+                annotations[labels::annotation::RAFT_INDEX] = json!(stored.to_string());
+            }
             let patch = json!({
-                "metadata": {"annotations": {labels::annotation::PEER_TLS_ENABLED: peer_tls.to_string()}},
+                "metadata": {"annotations": annotations},
                 "spec": {
                     "holderIdentity": identity,
                     "renewTime": format!("{:.6}", Timestamp::now()),
@@ -301,9 +341,74 @@ fn differs(published: &EtcdMemberStatus, current: &EtcdMemberStatus) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        convert::Infallible,
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use kube::client::Body;
 
     use super::*;
+
+    /// An API server that answers each request in one way.
+    fn answering(
+        answer: impl Fn(&http::Request<Body>) -> serde_json::Value + Clone + Send + 'static,
+    ) -> Kubernetes {
+        let service = tower::service_fn(move |request| {
+            let body = answer(&request).to_string().into_bytes();
+            ready(Ok::<_, Infallible>(http::Response::new(Body::from(body))))
+        });
+        let client = Client::new(service, "lab");
+        Kubernetes {
+            members: Api::namespaced(client.clone(), "lab"),
+            watched: Api::namespaced(client.clone(), "lab"),
+            leases: Api::namespaced(client.clone(), "lab"),
+            events: Events::new(client, MANAGER, "t1-0"),
+            names: Arc::default(),
+            own: "t1-0".to_owned(),
+            writing: Arc::default(),
+        }
+    }
+
+    /// What can't be read or understood says nothing of how far the log must reach.
+    #[tokio::test]
+    async fn the_stored_index_is_read_from_the_lease() {
+        for (annotations, expected) in [
+            (
+                json!({labels::annotation::RAFT_INDEX: "1f:c0:7"}),
+                Some("1f:c0:7"),
+            ),
+            (json!({labels::annotation::RAFT_INDEX: "seven"}), None),
+            (json!({}), None),
+        ] {
+            let kubernetes = answering(move |request| {
+                assert!(
+                    request.uri().path().ends_with("/leases/t1-0"),
+                    "{}",
+                    request.uri()
+                );
+                json!({"metadata": {"name": "t1-0", "annotations": annotations}})
+            });
+            let stored = kubernetes.stored_index().await;
+            assert_eq!(stored.map(|stored| stored.to_string()).as_deref(), expected);
+        }
+    }
+
+    /// Whoever gets other data must not be measured by what the data before has held.
+    #[tokio::test]
+    async fn the_stored_index_is_forgotten() {
+        let patched = Arc::new(AtomicBool::new(false));
+        let kubernetes = answering({
+            let patched = Arc::clone(&patched);
+            move |request| {
+                patched.fetch_or(request.method() == http::Method::PATCH, Ordering::Relaxed);
+                json!({"metadata": {"name": "t1-0"}})
+            }
+        });
+        kubernetes.forget_stored_index().await.unwrap();
+        assert!(patched.load(Ordering::Relaxed));
+    }
 
     /// A busy cluster moves its Raft index all the time, and a quiet one its covered time: neither is worth a write.
     #[test]

@@ -9,6 +9,8 @@ pub mod monitor;
 pub mod peer_urls;
 pub mod promotion;
 mod restored;
+pub mod stored_index;
+pub mod stored_voters;
 
 use std::sync::Arc;
 

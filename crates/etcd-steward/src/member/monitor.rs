@@ -24,7 +24,9 @@ use super::{
     Status,
     catch_up::{self, CatchUp},
     lag::{self, Lag},
-    restored, whole_seconds,
+    restored,
+    stored_voters::StoredVoters,
+    whole_seconds,
 };
 use crate::bootstrap::config::Version;
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
@@ -54,6 +56,11 @@ pub struct Monitor {
     data_dir: PathBuf,
     /// How far a learner was when it was last told, in percent.
     told: Option<i32>,
+    /// The wanted members, and the voters in the data.
+    wanted: ClusterConfig,
+    stored_voters: StoredVoters,
+    /// When was last looked for a quorum that etcd waits for, and what was found.
+    quorum: Option<(Instant, Option<String>)>,
     /// The database's size at the last look, for as long as etcd runs.
     size: Option<u64>,
 }
@@ -67,6 +74,7 @@ impl Monitor {
         metrics: Metrics,
         running: watch::Receiver<Option<Version>>,
         data_dir: PathBuf,
+        stored_voters: StoredVoters,
     ) -> Self {
         Self {
             lag: Lag::new(connector.clone(), cluster, own),
@@ -77,6 +85,9 @@ impl Monitor {
             running,
             alive: watch::Sender::new(false),
             data_dir,
+            wanted: cluster.clone(),
+            stored_voters,
+            quorum: None,
             told: None,
             size: None,
         }
@@ -107,6 +118,7 @@ impl Monitor {
                     () = shutdown.cancelled() => return,
                 }
                 started = Instant::now();
+                self.quorum = None;
                 continue;
             };
             match self.ask(&mut client, last_answer.is_none()).await {
@@ -121,7 +133,9 @@ impl Monitor {
                     debug!(%error, "etcd doesn't answer");
                     if last_answer.is_none() && self.status.read(has_yet_to_join) {
                         self.joins().await;
-                    } else if last_answer.unwrap_or(started).elapsed() > SILENCE {
+                    } else if last_answer.is_none() && started.elapsed() > SILENCE {
+                        self.silent_since_start(&error.to_string()).await;
+                    } else if last_answer.is_some_and(|at| at.elapsed() > SILENCE) {
                         self.silent(&error.to_string());
                     }
                 }
@@ -199,22 +213,33 @@ impl Monitor {
         );
     }
 
-    /// Who leads and who follows isn't known any more; a learner stays one, for others count the votes by it.
+    /// An etcd that has data and no quorum takes connections and doesn't answer. The others are looked for now and then only:
+    /// each look is a connection that they note as broken.
+    async fn silent_since_start(&mut self, why: &str) {
+        self.goes_silent(why);
+        let looked = self.quorum.take().filter(|(at, _)| at.elapsed() < lag::FOLLOWER);
+        let (at, missing) = match looked {
+            Some(looked) => looked,
+            None => {
+                let missing = self.stored_voters.missing(&self.connector, &self.wanted).await;
+                (Instant::now(), missing)
+            }
+        };
+        let (reason, message) = match &missing {
+            Some(missing) => (conditions::member::QUORUM_MISSING, missing.as_str()),
+            None => (conditions::member::NOT_SERVING, why),
+        };
+        self.status
+            .condition(conditions::member::READY, ConditionStatus::False, reason, message);
+        self.quorum = Some((at, missing));
+    }
+
     fn silent(&mut self, why: &str) {
-        self.told = None;
-        if self
-            .alive
-            .send_if_modified(|alive| std::mem::replace(alive, false))
-        {
-            warn!(why, "etcd is silent");
-        }
+        self.goes_silent(why);
         let is_member = |status: &EtcdMemberStatus| {
             status.state == Some(MemberState::Started) || status.role == Some(MemberRole::Learner)
         };
         if self.status.read(is_member) {
-            self.status.update(|status| {
-                status.role.take_if(|role| *role != MemberRole::Learner);
-            });
             self.status.condition(
                 conditions::member::READY,
                 ConditionStatus::False,
@@ -222,6 +247,20 @@ impl Monitor {
                 why,
             );
         }
+    }
+
+    /// Who leads and who follows isn't known any more; a learner stays one, for others count the votes by it.
+    fn goes_silent(&mut self, why: &str) {
+        self.told = None;
+        if self
+            .alive
+            .send_if_modified(|alive| std::mem::replace(alive, false))
+        {
+            warn!(why, "etcd is silent");
+        }
+        self.status.update(|status| {
+            status.role.take_if(|role| *role != MemberRole::Learner);
+        });
     }
 
     fn answered(&mut self, answer: &StatusResponse, version: &Version) {
@@ -449,6 +488,7 @@ mod tests {
             Metrics::new(&operator::metrics::Metrics::default()),
             running,
             PathBuf::from("/nowhere"),
+            StoredVoters::default(),
         )
     }
 

@@ -33,6 +33,10 @@ fn data_dir(consistent_index: u64) -> tempfile::TempDir {
         writer.put(key(3, true).as_ref(), &[b"\x0a\x01k"])?;
         // Pages of their own, so that there is something to damage.
         (4..400).try_for_each(|main| writer.put(key(main, false).as_ref(), &[b"\x0a\x01k"]))?;
+        writer.bucket(b"members", 0, 90)?;
+        let member = cluster.members()[0].json().unwrap();
+        writer.put(b"one", &[&member])?;
+        writer.put(b"two", &[br#"{"id":7,"peerURLs":[],"isLearner":true}"#])?;
         writer.bucket(b"meta", 0, 90)?;
         writer.put(b"consistent_index", &[&consistent_index.to_be_bytes()])
     })
@@ -65,7 +69,13 @@ fn a_good_dir_is_valid_and_untouched() {
     let Verdict::Valid(all) = full(dir.path(), NO_WAIT) else {
         panic!()
     };
-    assert_eq!(all.last_log_index, Some(1));
+    assert_eq!((all.last_log_index, all.commit_index), (Some(1), Some(1)));
+    let names = found
+        .members
+        .iter()
+        .map(|member| (member.name.as_str(), member.is_learner));
+    assert_eq!(names.collect::<Vec<_>>(), [("a", false), ("", true)]);
+    assert_eq!(found.members[0].id, cluster.members()[0].id().0);
     assert_eq!(
         all.db_size_in_use,
         Some(all.db_size - 4096),
@@ -74,6 +84,7 @@ fn a_good_dir_is_valid_and_untouched() {
     assert_eq!(
         DataDir {
             last_log_index: None,
+            commit_index: None,
             db_size_in_use: None,
             ..all
         },

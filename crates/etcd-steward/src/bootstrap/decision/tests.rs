@@ -6,7 +6,7 @@ use std::iter::successors;
 
 use super::{
     Backups::{Absent, NoStore, Present},
-    Data::{Foreign, Invalid, Locked, Missing, Removed, Unconfirmed, Valid},
+    Data::{Ahead, Behind, Foreign, Invalid, Locked, Missing, Removed, Stale, Unconfirmed, Valid},
     Decision::*,
     Formation::{Formed, Never, Unproven},
     Live::{NotListed, Started, Unreachable, Unstarted, UnstartedLearner},
@@ -58,8 +58,18 @@ const TABLE: &[Row] = table! {
         => Start;
     [Unconfirmed] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Wait(Waiting::Unconfirmed);
-    [Removed] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+    [Behind] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Rejoin;
+    [Stale] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Refuse(Refusal::DataStale);
+    [Ahead] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Refuse(Refusal::DataAhead);
+    [Removed] [Unreachable, Live::OtherCluster, NotListed] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Join;
+    [Removed] [Unstarted, Started] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => Rejoin;
+    [Removed] [UnstartedLearner] [Never, Unproven, Formed, Formation::Unknown] [Only, First, Other] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
+        => StartAsLearner;
     // Data of another cluster than this Etcd's: a running cluster of its members is joined.
     [Data::OtherCluster] [Unreachable, Live::OtherCluster, NotListed, Unstarted, UnstartedLearner, Started] [Never, Unproven, Formed, Formation::Unknown] [Only] [Empty, Damaged, Others::Data, Others::Unknown] [NoStore, Absent, Present, Backups::Unknown] [false, true] [false, true]
         => Refuse(Refusal::OtherCluster);
@@ -186,7 +196,10 @@ fn all() -> Vec<Evidence> {
         Data::OtherCluster => Some(Unconfirmed),
         Unconfirmed => Some(Invalid),
         Invalid => Some(Removed),
-        Removed => Some(Locked),
+        Removed => Some(Behind),
+        Behind => Some(Stale),
+        Stale => Some(Ahead),
+        Ahead => Some(Locked),
         Locked => Some(Foreign),
         Foreign => Some(Data::Unknown),
         Data::Unknown => None,
@@ -276,7 +289,7 @@ impl Row {
 #[test]
 fn every_combination_is_in_the_table_once() {
     let all = all();
-    assert_eq!(all.len(), 9 * 4 * 6 * 4 * 4 * 3 * 4);
+    assert_eq!(all.len(), 12 * 4 * 6 * 4 * 4 * 3 * 4);
     for evidence in &all {
         let rows: Vec<_> = TABLE.iter().filter(|row| row.lists(evidence)).collect();
         assert_eq!(rows.len(), 1, "{evidence:?} is listed by {} rows", rows.len());
@@ -337,9 +350,12 @@ fn hard_rules() {
         if e.data == Valid {
             assert_eq!(decision, Start, "good data is used: {e:?}");
         }
+        if matches!(e.data, Ahead | Stale) {
+            assert!(matches!(decision, Refuse(_)), "the only copy is kept: {e:?}");
+        }
         if e.data == Removed {
-            assert_eq!(
-                decision, Join,
+            assert!(
+                matches!(decision, Join | Rejoin | StartAsLearner),
                 "a removed member's data is never started on: {e:?}"
             );
         }
