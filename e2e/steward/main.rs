@@ -30,6 +30,7 @@ mod recorded;
 mod restores;
 mod retention;
 mod rig;
+mod schemes;
 mod secondary;
 mod security;
 mod signing;

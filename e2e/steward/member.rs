@@ -41,6 +41,8 @@ pub(crate) struct Member {
     pub(crate) programs: Option<PathBuf>,
     /// Whether its steward's API asks for certificates.
     secure: bool,
+    /// Whether it is to speak TLS with its peers.
+    pub(crate) peer_tls: bool,
     steward: Option<Child>,
     launcher: Option<Child>,
     /// Port at which the steward finds etcd, where that isn't etcd's own.
@@ -107,6 +109,7 @@ impl Member {
             strangers: None,
             programs: None,
             secure: false,
+            peer_tls: false,
             steward: None,
             launcher: None,
             via: None,
@@ -177,12 +180,17 @@ impl Member {
 
     /// Where its peers reach it.
     pub(crate) fn peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.front.unwrap_or(self.ports.peer))
+        let port = self.front.unwrap_or(self.ports.peer);
+        format!("{}://127.0.0.1:{port}", self.peer_scheme())
     }
 
     /// Where it listens for its peers.
     pub(crate) fn listen_peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports.peer)
+        format!("{}://127.0.0.1:{}", self.peer_scheme(), self.ports.peer)
+    }
+
+    fn peer_scheme(&self) -> &'static str {
+        if self.peer_tls { "https" } else { "http" }
     }
 
     pub(crate) fn peer_port(&self) -> u16 {

@@ -1,8 +1,12 @@
 //! What a member does without a quorum.
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, ensure};
+use nix::sys::signal::{Signal, kill};
 use serde_json::json;
 use steward_proto::v1::ListSnapshotsRequest;
 use tokio::time::sleep;
@@ -225,5 +229,45 @@ async fn quo_a_quorum_that_can_not_come_about_is_told() -> anyhow::Result<()> {
     rig.start_all()?;
     rig.until_ready().await?;
     ensure!(rig.members[0].count("/kept/").await? == 10, "keys are missing");
+    Ok(())
+}
+
+/// QUO-09: a member that answers, and still names a leader that it has lost, says within seconds that it doesn't serve, and
+/// as soon as the others are back that it does.
+#[tokio::test]
+async fn quo_09_a_lost_quorum_is_told_within_seconds() -> anyhow::Result<()> {
+    for etcd in ["3.5", "3.6"] {
+        let rig = Rig::start(Setup {
+            etcd,
+            backup: serde_json::json!(null),
+            ..Setup::default()
+        })
+        .await?;
+        let leader = rig.leader().await?;
+        let survivor = &rig.members[(leader + 1) % 3];
+        let others: Vec<_> = (0..3).filter(|index| *index != (leader + 1) % 3).collect();
+        let signal = |signal| {
+            others.iter().try_for_each(|index| {
+                let pid = rig.members[*index].etcd_pid().context("an etcd")?;
+                Ok::<_, anyhow::Error>(kill(pid, signal)?)
+            })
+        };
+        let ready = async |wanted: &[&str]| {
+            let (reason, message) = survivor.condition("Ready").await?;
+            ensure!(wanted.contains(&reason.as_str()), "{reason}: {message}");
+            Ok(reason)
+        };
+        rig.until("it serves", || ready(&["Serving"])).await?;
+        // Connections stay, nothing is answered.
+        signal(Signal::SIGSTOP)?;
+        let begun = Instant::now();
+        let reason = rig.until("it says so", || ready(&["NoQuorum", "NoLeader"])).await;
+        let took = begun.elapsed();
+        signal(Signal::SIGCONT)?;
+        let reason = reason?;
+        ensure!(took < Duration::from_secs(20), "after {took:?}");
+        rig.until("it serves again", || ready(&["Serving"])).await?;
+        eprintln!("QUO-09: etcd {etcd}: {reason} after {took:.1?}");
+    }
     Ok(())
 }

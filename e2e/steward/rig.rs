@@ -199,6 +199,10 @@ impl Rig {
             "initial-cluster-token": self.uid,
             "listen-metrics-urls": member.metrics_url(),
         });
+        if member.peer_tls {
+            steward["cluster"]["peerTls"] = json!(true);
+            etcd["peer-transport-security"] = json!({"auto-tls": true});
+        }
         for (config, more) in [
             (&mut steward, &self.setup.steward),
             (&mut etcd, &self.setup.options),

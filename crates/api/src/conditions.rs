@@ -14,6 +14,8 @@ pub mod ready {
     pub const NO_MEMBERS: &str = "NoMembersInStatus";
     /// Unknown: what the members last reported is too old to judge by.
     pub const STALE: &str = "MemberStatusStale";
+    /// False: members serve clients with TLS where the spec wants none, or the other way round, and can't follow.
+    pub const CLIENT_TLS_MISMATCH: &str = "ClientTLSMismatch";
 }
 
 /// `AllMembersReady` of an Etcd: every wanted member is there and serves.
@@ -149,9 +151,14 @@ pub mod member {
     pub const MEMBER_DIFFERS: &str = "MemberDiffers";
     pub const CONFIGURATION_CHANGED: &str = "ConfigurationChanged";
     pub const WAITING_FOR_TURN: &str = "WaitingForTurn";
+    /// Of `Initialized` and `Restarting`, False: the configuration has the peers speak TLS where the cluster has recorded that
+    /// they don't, or the other way round. etcd isn't started with it.
+    pub const PEER_TLS_MISMATCH: &str = "PeerTLSMismatch";
     pub const SERVING: &str = "Serving";
     pub const NOT_SERVING: &str = "NotServing";
     pub const QUORUM_MISSING: &str = "QuorumMissing";
+    /// Of `Ready`, False: etcd answers, and completes no linearizable read.
+    pub const NO_QUORUM: &str = "NoQuorum";
     pub const LEARNER: &str = "LearnerCatchingUp";
     pub const DONE: &str = "Done";
     pub const STORE_UNREACHABLE: &str = "StoreUnreachable";

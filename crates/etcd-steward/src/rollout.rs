@@ -14,7 +14,7 @@ use api::{
     steward::{ClusterConfig, etcd_file},
     v1alpha1::{Condition, ConditionStatus, EtcdMemberStatus, MemberRole, find_condition},
 };
-use etcd_client::Member;
+use etcd_client::{Member, MemberListResponse};
 use futures::future::join_all;
 use serde_json::{Map, Value};
 use tokio::{
@@ -28,6 +28,7 @@ use self::turn::{Peer, Place, Turn, turn};
 use crate::{
     bootstrap::{
         config::{self, Version},
+        peer_scheme,
         session::Sessions,
     },
     etcd::{CALL_TIMEOUT, Connector, Consistency, EtcdError, call, hex_id, list_members},
@@ -120,9 +121,14 @@ impl Rollout {
             *voteless = None;
             return Ok(if self.is_done() { RECHECK } else { LOOK });
         }
+        if let Some(why) = self.moved_peers().await? {
+            self.refuse(&why).await;
+            return Ok(LOOK);
+        }
         let patience = WITHOUT_VOTE + STAGGER * u32::try_from(self.ordinal()).unwrap_or(0);
         let goes = if is_overdue(voteless, self.status.read(votes), patience) {
-            self.goes_alone()?
+            self.goes_alone();
+            true
         } else {
             self.goes_in_turn().await?
         };
@@ -146,17 +152,10 @@ impl Rollout {
         Ok(false)
     }
 
-    /// Whether a member without a vote may restart: whatever the others do, but not to where nobody would find it.
-    fn goes_alone(&self) -> Result<bool, RolloutError> {
-        let running = self.connector.running.as_deref().map(config::read).transpose()?;
-        let known = running.as_ref().and_then(peer_scheme);
-        if let Some(why) = self.moved_peers(known)? {
-            self.wait(&why);
-            return Ok(false);
-        }
+    /// A member without a vote restarts whatever the others do.
+    fn goes_alone(&self) {
         info!("the member has had no vote for long: its restart needs nobody's agreement");
         self.announce();
-        Ok(true)
     }
 
     /// What a member's etcd should run with.
@@ -222,11 +221,6 @@ impl Rollout {
         }
         let mut client = self.connector.local().await?;
         let listed = list_members(&mut client, Consistency::Local).await?;
-        let own = listed.members().iter().find(|member| member.name() == self.own);
-        let known = own.and_then(|own| own.peer_urls().first());
-        if let Some(why) = self.moved_peers(known.and_then(|url| scheme(url)))? {
-            return Ok(Turn::Wait(why));
-        }
         let others = self
             .cluster
             .members
@@ -238,16 +232,74 @@ impl Rollout {
         Ok(turn(place, &peers?))
     }
 
-    /// A member whose peers are to reach it in another way than the cluster knows must not start like that.
-    fn moved_peers(&self, known: Option<&str>) -> Result<Option<String>, RolloutError> {
+    /// A member whose peers are to reach it in another way than the cluster has recorded must not start like that. Whoever
+    /// has lost its vote may run so: it comes back by another start.
+    async fn moved_peers(&self) -> Result<Option<String>, RolloutError> {
         let file = self.file(&self.own)?;
-        Ok(match (known, peer_scheme(&file)) {
-            (Some(known), Some(wanted)) if known != wanted => Some(format!(
-                "the cluster reaches this member by {known}, the new configuration is for {wanted}: TLS between the peers \
-                 of a running cluster can't be switched on or off"
-            )),
-            _ => None,
-        })
+        let recorded = self.recorded_peer_urls().await;
+        let checked = peer_scheme::matches(&recorded, config::peer_scheme(&file));
+        Ok(checked.err().map(|mismatch| mismatch.to_string()))
+    }
+
+    /// The URLs by which the cluster reaches this member: as its own etcd lists them, else as another one does, else what it
+    /// was started with. Any list will do: a scheme doesn't change.
+    async fn recorded_peer_urls(&self) -> Vec<String> {
+        let id = self.status.read(|status| status.id.clone());
+        let id = id.and_then(|id| u64::from_str_radix(&id, 16).ok());
+        let is_own = |member: &&Member| Some(member.id()) == id || member.name() == self.own;
+        let own = |listed: &[Member]| {
+            let own = listed.iter().find(is_own);
+            own.map(|own| own.peer_urls().to_vec())
+        };
+        let local = async {
+            let mut client = self.connector.local().await?;
+            list_members(&mut client, Consistency::Local).await
+        };
+        if let Some(urls) = local.await.ok().and_then(|listed| own(listed.members())) {
+            return urls;
+        }
+        let others = self
+            .cluster
+            .members
+            .iter()
+            .filter(|member| member.name != self.own);
+        let has_own = |listed: &MemberListResponse| listed.members().iter().any(|member| is_own(&member));
+        let listed = self
+            .connector
+            .listed_by_others(others, Consistency::Local, has_own);
+        if let Ok(Some((_, listed))) = listed.await {
+            return own(listed.members()).unwrap_or_default();
+        }
+        let running = self
+            .connector
+            .running
+            .as_deref()
+            .and_then(|file| config::read(file).ok());
+        let urls = running.and_then(|running| Some(running.get("listen-peer-urls")?.as_str()?.to_owned()));
+        urls.into_iter().collect()
+    }
+
+    /// Says that this member can't follow, and what to do about it.
+    async fn refuse(&self, why: &str) {
+        let known = self.status.read(|status| {
+            let known = find_condition(&status.conditions, condition::RESTARTING);
+            known.is_some_and(|known| known.message == why)
+        });
+        self.status.condition(
+            condition::RESTARTING,
+            ConditionStatus::False,
+            condition::PEER_TLS_MISMATCH,
+            why,
+        );
+        if known {
+            return;
+        }
+        warn!(why, "the new configuration is refused");
+        if let Some(kubernetes) = &self.kubernetes {
+            kubernetes
+                .warn("Restart", condition::PEER_TLS_MISMATCH, why)
+                .await;
+        }
     }
 
     async fn peer(&self, ordinal: usize, name: &str, listed: &[Member]) -> Result<Peer, RolloutError> {
@@ -346,16 +398,6 @@ fn is_overdue(since: &mut Option<Instant>, votes: bool, patience: Duration) -> b
         return false;
     }
     since.get_or_insert_with(Instant::now).elapsed() >= patience
-}
-
-fn peer_scheme(etcd: &Map<String, Value>) -> Option<&str> {
-    etcd.get("listen-peer-urls")
-        .and_then(Value::as_str)
-        .and_then(scheme)
-}
-
-fn scheme(url: &str) -> Option<&str> {
-    url.split_once("://").map(|(scheme, _)| scheme)
 }
 
 #[cfg(test)]

@@ -118,9 +118,12 @@ pub struct EtcdMemberStatus {
     /// down, below 1000 to 0; how far a learner still has to go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<i64>,
-    /// Whether the member serves its peers with TLS.
+    /// Whether the member's etcd serves its peers with TLS, or did when it ran last.
     #[serde(rename = "peerTLSEnabled", default, skip_serializing_if = "Option::is_none")]
     pub peer_tls_enabled: Option<bool>,
+    /// Whether the member's etcd serves clients with TLS, or did when it ran last.
+    #[serde(rename = "clientTLSEnabled", default, skip_serializing_if = "Option::is_none")]
+    pub client_tls_enabled: Option<bool>,
     /// Size of the database on disk, rounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub db_size: Option<Quantity>,

@@ -118,6 +118,25 @@ pub fn read(file: &Path) -> Result<Map<String, Value>, ConfigError> {
     })
 }
 
+/// The scheme by which an etcd with a configuration serves its peers.
+pub fn peer_scheme(config: &Map<String, Value>) -> Option<&str> {
+    scheme_under(config, "listen-peer-urls")
+}
+
+/// The scheme by which an etcd with a configuration serves its clients.
+pub fn client_scheme(config: &Map<String, Value>) -> Option<&str> {
+    scheme_under(config, "listen-client-urls")
+}
+
+fn scheme_under<'a>(config: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
+    config.get(key).and_then(Value::as_str).and_then(scheme_of)
+}
+
+/// The scheme of a URL.
+pub fn scheme_of(url: &str) -> Option<&str> {
+    url.split_once("://").map(|(scheme, _)| scheme)
+}
+
 /// What an etcd is that runs with a configuration as it is now.
 pub fn version_of(config: &Map<String, Value>) -> Result<Version, ConfigError> {
     let mut authorities = Sha256::new();

@@ -18,6 +18,7 @@ use tokio::time::timeout;
 use tracing::info;
 
 use super::{
+    config::scheme_of,
     decision::{Backups, Data, Evidence, Formation, Live, Others, Place},
     known::{Known, State},
     origin::{Claim, Origin},
@@ -326,6 +327,10 @@ impl Scene {
             self.status.update(|status| {
                 status.id = Some(hex_id(member.0));
                 status.cluster_id = Some(hex_id(cluster.0));
+                // Until etcd runs: the cluster has recorded how it must.
+                if let Some(scheme) = own_peer_urls(found).next().and_then(|url| scheme_of(url)) {
+                    status.peer_tls_enabled = Some(scheme == "https");
+                }
             });
         }
     }

@@ -6,6 +6,7 @@ pub mod evidence;
 mod known;
 mod membership;
 mod origin;
+pub mod peer_scheme;
 mod peers;
 mod records;
 pub mod session;
@@ -33,6 +34,7 @@ use self::{
     evidence::{Findings, Scene},
     known::Known,
     membership::MembershipError,
+    peer_scheme::PeerSchemeMismatch,
     volumes::Contents,
 };
 use crate::{
@@ -63,6 +65,9 @@ pub enum BootstrapError {
     /// The decision can't be recorded before it is acted on.
     #[error("record the decision in this member's EtcdMember: {0}")]
     Record(#[source] Box<kube::Error>),
+    /// The configuration is for another scheme of the peers than the cluster has recorded.
+    #[error(transparent)]
+    PeerScheme(#[from] PeerSchemeMismatch),
     /// The backups can't be restored.
     #[error(transparent)]
     Restore(#[from] crate::restore::RestoreError),
@@ -76,6 +81,7 @@ impl BootstrapError {
             Self::Membership(MembershipError::Volume(_)) | Self::Volume(_) => "VolumeUnwritable",
             Self::Membership(_) => condition::WAITING_TO_JOIN,
             Self::Record(_) => "RecordUnwritable",
+            Self::PeerScheme(_) => condition::PEER_TLS_MISMATCH,
             Self::Restore(error) => error.reason(),
         }
     }
@@ -142,6 +148,9 @@ impl Bootstrap {
         };
         // Read first, so that nothing is done for a configuration that can't be used.
         config::complete(&self.config_file, &self.scene.data_dir, &entry)?;
+        let wanted = config::read(&self.config_file)?;
+        let recorded = peer_scheme::recorded(decision, &findings);
+        peer_scheme::matches(&recorded, config::peer_scheme(&wanted))?;
         if waiting.begun.as_ref() != Some(&record) {
             self.begin(record.clone(), &findings.evidence).await?;
             waiting.begun = Some(record);

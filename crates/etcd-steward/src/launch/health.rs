@@ -70,7 +70,8 @@ async fn ready(State(probes): State<Probes>) -> (StatusCode, String) {
     }
 }
 
-async fn ask(address: SocketAddr, path: &str) -> anyhow::Result<StatusCode> {
+/// The status of the answer to one request.
+pub(crate) async fn ask(address: SocketAddr, path: &str) -> anyhow::Result<StatusCode> {
     let stream = TcpStream::connect(address).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     let task = tokio::spawn(connection);

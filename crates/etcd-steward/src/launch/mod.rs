@@ -2,7 +2,7 @@
 //! the steward what becomes of it. When the steward is gone, etcd goes on.
 
 mod child;
-mod health;
+pub(crate) mod health;
 mod reaper;
 
 use std::{

@@ -279,7 +279,11 @@ impl Kubernetes {
             let Some((identity, peer_tls)) = status.read(holder) else {
                 continue;
             };
-            let mut annotations = json!({labels::annotation::PEER_TLS_ENABLED: peer_tls.to_string()});
+            let mut annotations = json!({});
+            // Unknown is left as it is.
+            if let Some(tls) = peer_tls {
+                annotations[labels::annotation::PEER_TLS_ENABLED] = json!(tls.to_string());
+            }
             if let Some(stored) = status.read(|status| stored.see(status).cloned()) {
                 annotations[labels::annotation::RAFT_INDEX] = json!(stored.to_string());
             }
@@ -288,7 +292,7 @@ impl Kubernetes {
                 "spec": {
                     "holderIdentity": identity,
                     "renewTime": format!("{:.6}", Timestamp::now()),
-                    "leaseDurationSeconds": every.as_secs().saturating_mul(4).clamp(1, 3600),
+                    "leaseDurationSeconds": lease_duration(every),
                 },
             });
             if let Err(error) = self
@@ -302,18 +306,23 @@ impl Kubernetes {
     }
 }
 
+/// For how many seconds a heartbeat holds: one that is late or lost must not make the member look dead, and one that is dead not
+/// look alive for hours.
+fn lease_duration(every: Duration) -> u64 {
+    let every = every.as_secs().max(1);
+    let longest = (every.saturating_mul(5) / 4).max(3600);
+    every.saturating_mul(4).min(longest).min(i32::MAX as u64)
+}
+
 /// `<memberID>:<clusterID>:<role>`, as etcd-backup-restore writes it.
-fn holder(status: &EtcdMemberStatus) -> Option<(String, bool)> {
+fn holder(status: &EtcdMemberStatus) -> Option<(String, Option<bool>)> {
     let role = if status.role == Some(MemberRole::Leader) {
         "Leader"
     } else {
         "Member"
     };
     let (id, cluster) = (status.id.as_ref()?, status.cluster_id.as_ref()?);
-    Some((
-        format!("{id}:{cluster}:{role}"),
-        status.peer_tls_enabled.unwrap_or(false),
-    ))
+    Some((format!("{id}:{cluster}:{role}"), status.peer_tls_enabled))
 }
 
 /// Whether two statuses differ in more than what moves all the time.
@@ -408,6 +417,21 @@ mod tests {
         });
         kubernetes.forget_stored_index().await.unwrap();
         assert!(patched.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn a_heartbeat_holds_until_the_next_one() {
+        for (every, holds) in [
+            (0, 4),
+            (1, 4),
+            (10, 40),
+            (900, 3600),
+            (1800, 3600),
+            (3600, 4500),
+            (9000, 11250),
+        ] {
+            assert_eq!(lease_duration(Duration::from_secs(every)), holds, "{every}");
+        }
     }
 
     /// A busy cluster moves its Raft index all the time, and a quiet one its covered time: neither is worth a write.

@@ -8,6 +8,7 @@ pub mod learners;
 pub mod monitor;
 pub mod peer_urls;
 pub mod promotion;
+mod readiness;
 mod restored;
 pub mod stored_index;
 pub mod stored_voters;

@@ -13,6 +13,7 @@ use api::{
 use etcd_client::{Client, StatusResponse};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::{Map, Value};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -24,11 +25,12 @@ use super::{
     Status,
     catch_up::{self, CatchUp},
     lag::{self, Lag},
+    readiness::Readiness,
     restored,
     stored_voters::StoredVoters,
     whole_seconds,
 };
-use crate::bootstrap::config::Version;
+use crate::bootstrap::config::{self, Version};
 use crate::etcd::{CALL_TIMEOUT, Connector, EtcdError, call, hex_id};
 use crate::metrics::Metrics;
 
@@ -47,7 +49,10 @@ const STEPS: u64 = 16;
 pub struct Monitor {
     connector: Connector,
     status: Status,
-    peer_tls: bool,
+    /// What the configuration says that etcd runs with.
+    serves_with: Option<(Version, ServesWith)>,
+    /// Whether etcd completes no linearizable reads.
+    stalled: watch::Receiver<bool>,
     metrics: Metrics,
     running: watch::Receiver<Option<Version>>,
     alive: watch::Sender<bool>,
@@ -80,7 +85,8 @@ impl Monitor {
             lag: Lag::new(connector.clone(), cluster, own),
             connector,
             status,
-            peer_tls: cluster.peer_tls,
+            serves_with: None,
+            stalled: watch::Sender::new(false).subscribe(),
             metrics,
             running,
             alive: watch::Sender::new(false),
@@ -100,6 +106,15 @@ impl Monitor {
 
     /// Asks etcd again and again.
     pub async fn run(mut self, shutdown: CancellationToken) {
+        let readiness = Readiness::new(self.running.clone(), self.connector.running.clone());
+        self.stalled = readiness.stalled();
+        tokio::select! {
+            () = self.follow(shutdown) => {}
+            () = readiness.run() => {}
+        }
+    }
+
+    async fn follow(&mut self, shutdown: CancellationToken) {
         let mut client: Option<Client> = None;
         let mut last_answer: Option<Instant> = None;
         // Whether etcd runs is the launcher's to say, which comes back a moment after the steward.
@@ -266,7 +281,10 @@ impl Monitor {
     fn answered(&mut self, answer: &StatusResponse, version: &Version) {
         let own = answer.header().map_or(0, etcd_client::ResponseHeader::member_id);
         let cluster = answer.header().map_or(0, etcd_client::ResponseHeader::cluster_id);
-        let role = role_of(answer, own);
+        let stalled = *self.stalled.borrow();
+        // A follower goes on naming a leader that it has lost.
+        let role = role_of(answer, own).filter(|role| !stalled || *role != MemberRole::Follower);
+        let serves_with = self.serves_with(version);
         let defragmentation = self.shrunk(answer.db_size());
         let behind = self.lag.of(answer.raft_index(), answer.raft_applied_index());
         let learns = answer.is_learner();
@@ -281,7 +299,10 @@ impl Monitor {
             status.raft_index = signed(answer.raft_index());
             status.raft_applied_index = signed(answer.raft_applied_index());
             status.behind = signed(lag::rounded(behind));
-            status.peer_tls_enabled = Some(self.peer_tls);
+            if let Some(serves_with) = serves_with {
+                status.peer_tls_enabled = Some(serves_with.peer_tls);
+                status.client_tls_enabled = Some(serves_with.client_tls);
+            }
             status.alarms = alarms(answer, own);
             status.observed_config_hash = Some(version.config.clone());
             status.observed_tls_hash =
@@ -297,7 +318,7 @@ impl Monitor {
             self.catches_up(&catch_up::applied(answer.raft_applied_index(), behind));
         } else {
             self.metrics.set_caught_up(100);
-            self.serves(role.as_ref());
+            self.serves(role.as_ref(), stalled);
         }
         // Told last: who waits for it finds the IDs in the status.
         self.alive
@@ -338,8 +359,27 @@ impl Monitor {
         self.status.transition(state, Some(sub_state), why, message);
     }
 
-    fn serves(&self, role: Option<&MemberRole>) {
+    /// Read anew when etcd was started anew.
+    fn serves_with(&mut self, version: &Version) -> Option<ServesWith> {
+        if self
+            .serves_with
+            .as_ref()
+            .is_none_or(|(known, _)| known != version)
+        {
+            let running = self.connector.running.as_ref();
+            let found = running.and_then(|file| ServesWith::of(&config::read(file).ok()?));
+            self.serves_with = found.map(|found| (version.clone(), found));
+        }
+        self.serves_with.as_ref().map(|(_, found)| *found)
+    }
+
+    fn serves(&self, role: Option<&MemberRole>, stalled: bool) {
         let (serves, reason, message) = match role {
+            _ if stalled => (
+                ConditionStatus::False,
+                conditions::member::NO_QUORUM,
+                "etcd answers, and completes no linearizable read: a quorum is missing, or doesn't keep up",
+            ),
             Some(_) => (
                 ConditionStatus::True,
                 conditions::member::SERVING,
@@ -353,6 +393,22 @@ impl Monitor {
         };
         self.status
             .condition(conditions::member::READY, serves, reason, message);
+    }
+}
+
+/// How an etcd serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct ServesWith {
+    peer_tls: bool,
+    client_tls: bool,
+}
+
+impl ServesWith {
+    fn of(running: &Map<String, Value>) -> Option<Self> {
+        Some(Self {
+            peer_tls: config::peer_scheme(running)? == "https",
+            client_tls: config::client_scheme(running)? == "https",
+        })
     }
 }
 

@@ -5,7 +5,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{TlsConfig, rules};
+use super::{StewardTlsConfig, rules};
 use crate::{
     duration::GoDuration,
     open_enum::open_enum,
@@ -31,7 +31,7 @@ pub struct BackupSpec {
     pub port: Option<i32>,
     /// Certificates of the steward's ports. Unset lets Druid make them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tls: Option<TlsConfig>,
+    pub tls: Option<StewardTlsConfig>,
     /// Image of the steward. Default: the operator's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 1024))]

@@ -94,9 +94,10 @@ pub struct EtcdConfig {
         extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["memberName"])
     )]
     pub additional_advertise_peer_urls: Vec<AdditionalAdvertisePeerUrls>,
-    /// How often a member renews its Lease. Default: 10s.
+    /// How often a member renews its Lease, which says for how long each heartbeat holds: four times as long, from 15m on an hour,
+    /// and never less than a quarter longer than until the next one. A member that dies is known to be dead only then. Default: 10s.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = rules::heartbeat_within_bounds())]
+    #[x_kube(validation = rules::heartbeat_not_too_fast())]
     pub heartbeat_duration: Option<GoDuration>,
     /// Labels, annotations and routing of the client Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]

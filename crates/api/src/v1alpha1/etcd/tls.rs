@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::v1alpha1::SecretReference;
 
-/// Certificates of one port.
+/// Certificates of the client port.
 #[derive(Clone, Debug, Default, Deserialize, Eq, KubeSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.clientTLSSecretRef)").message(
@@ -30,6 +30,25 @@ pub struct TlsConfig {
     pub client_tls_secret_ref: Option<SecretReference>,
 }
 
+/// Certificates of the steward's port.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StewardTlsConfig {
+    /// Secret with the bundle of CA certificates that both sides are checked against.
+    #[serde(rename = "tlsCASecretRef")]
+    pub tls_ca_secret_ref: SecretKeyReference,
+    /// Secret with the server's certificate (keys `tls.crt` and `tls.key`).
+    #[serde(rename = "serverTLSSecretRef")]
+    pub server_tls_secret_ref: SecretReference,
+    /// Ignored: Druid's controllers present certificates of their own.
+    #[serde(
+        rename = "clientTLSSecretRef",
+        default,
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub client_tls_secret_ref: Option<UnusedSecretReference>,
+}
+
 /// Certificates of the peer port.
 #[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -46,7 +65,7 @@ pub struct PeerTlsConfig {
         default,
         skip_serializing_if = "Option::is_none"
     )]
-    pub client_tls_secret_ref: Option<SecretReference>,
+    pub client_tls_secret_ref: Option<UnusedSecretReference>,
     /// Doesn't check that a peer's certificate names the address that it dials from. Default: false.
     #[serde(
         rename = "skipClientSANVerification",
@@ -54,6 +73,20 @@ pub struct PeerTlsConfig {
         skip_serializing_if = "Option::is_none"
     )]
     pub skip_client_san_verification: Option<bool>,
+}
+
+/// A reference to a Secret that nothing reads. Clients generated from etcd-druid's types send it without a name.
+#[derive(Clone, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnusedSecretReference {
+    /// Ignored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub name: Option<String>,
+    /// Ignored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 253))]
+    pub namespace: Option<String>,
 }
 
 /// A key in a Secret.
