@@ -26,8 +26,8 @@ use kube::{
 use operator::{
     Context,
     apply::ApplyError,
-    cache::until,
-    reconcile::{Reason, Reconciler, Retry, chain},
+    cache::{decoded, until},
+    reconcile::{Guarded, Reason, Reconciler, Retry, chain},
     steward::StewardError,
 };
 use serde_json::json;
@@ -106,9 +106,9 @@ pub struct CompactionController {
     /// Settings.
     pub config: Config,
     /// Members, which know the snapshots.
-    pub members: Store<EtcdMember>,
+    pub members: Store<Guarded<EtcdMember>>,
     /// Compaction Jobs.
-    pub jobs: Store<Job>,
+    pub jobs: Store<Guarded<Job>>,
     /// Full snapshots.
     pub full_snapshots: FullSnapshots,
     /// Counts.
@@ -125,7 +125,7 @@ impl Reconciler for CompactionController {
     async fn reconcile(&self, etcd: Arc<Etcd>) -> Result<Action, CompactionError> {
         let (namespace, name) = (etcd.namespace().unwrap_or_default(), etcd.name_any());
         let key = ObjectRef::new(&names::compaction_job(&name)).within(&namespace);
-        let job = self.jobs.get(&key);
+        let job = self.jobs.get(&key).and_then(|job| job.0.as_ref().ok().cloned());
         let store = etcd.spec.backup_store()?;
         let Some((_, store)) = store.filter(|_| etcd.metadata.deletion_timestamp.is_none()) else {
             self.metrics.forget(&namespace, &name);
@@ -135,7 +135,7 @@ impl Reconciler for CompactionController {
                 None => Ok(Action::await_change()),
             };
         };
-        self.metrics.running(&namespace, &name, runs(job.as_deref()));
+        self.metrics.running(&namespace, &name, runs(job.as_ref()));
         let backlog = backlog(&self.members_of(&etcd));
         if let Some(backlog) = backlog {
             self.metrics.backlog(&namespace, &name, backlog.events);
@@ -146,7 +146,7 @@ impl Reconciler for CompactionController {
             return self.look_after(&etcd, job).await;
         }
         match backlog {
-            Some(backlog) => self.act(&etcd, store, job.as_deref(), backlog).await,
+            Some(backlog) => self.act(&etcd, store, job.as_ref(), backlog).await,
             None => Ok(Action::await_change()),
         }
     }
@@ -399,11 +399,11 @@ impl CompactionController {
     }
 
     fn members_of(&self, etcd: &Etcd) -> Vec<Arc<EtcdMember>> {
-        let of_etcd = |member: &EtcdMember| {
+        let of_etcd = |member: &Guarded<EtcdMember>| {
             member.namespace() == etcd.namespace()
                 && member.labels().get(labels::OWNED_BY) == Some(&etcd.name_any())
         };
-        self.members.state_filter(of_etcd)
+        decoded(self.members.state_filter(of_etcd))
     }
 
     fn jobs_api(&self, namespace: &str) -> Api<Job> {

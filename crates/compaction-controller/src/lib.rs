@@ -78,8 +78,7 @@ impl Default for Images {
 pub async fn run(context: Context, config: Config) -> anyhow::Result<()> {
     let (client, readiness) = (context.client.clone(), &context.readiness);
     let selector = format!("{}={}", labels::MANAGED_BY, labels::MANAGED_BY_VALUE);
-    let (etcds, stream) =
-        cache::watch::<Guarded<Etcd>>(Api::all(client.clone()), cache::everything(), readiness);
+    let (etcds, stream) = cache::watch::<Etcd>(Api::all(client.clone()), cache::everything(), readiness);
     let (members, member_stream) =
         cache::watch::<EtcdMember>(Api::all(client.clone()), cache::selected(&selector), readiness);
     let compactions = format!("{}={}", labels::COMPONENT, labels::component::COMPACTION_JOB);
@@ -106,8 +105,8 @@ pub async fn run(context: Context, config: Config) -> anyhow::Result<()> {
 }
 
 /// A hash of what a member tells about snapshots: nothing else that it tells matters here.
-fn snapshots(member: &EtcdMember) -> Option<u64> {
-    let status = member.status.as_ref();
+fn snapshots(member: &Guarded<EtcdMember>) -> Option<u64> {
+    let status = member.0.as_ref().ok()?.status.as_ref();
     let told = status.map(|status| (&status.backup_owner, &status.snapshots));
     let mut hasher = DefaultHasher::new();
     // What can't be written can't be compared: then every change counts.
@@ -120,7 +119,7 @@ fn snapshots(member: &EtcdMember) -> Option<u64> {
     clippy::needless_pass_by_value,
     reason = "the signature that a controller maps watched objects by"
 )]
-fn etcd_of(member: EtcdMember) -> Option<ObjectRef<Guarded<Etcd>>> {
+fn etcd_of(member: Guarded<EtcdMember>) -> Option<ObjectRef<Guarded<Etcd>>> {
     let etcd = member.labels().get(labels::OWNED_BY)?;
     Some(ObjectRef::new(etcd).within(&member.namespace().unwrap_or_default()))
 }

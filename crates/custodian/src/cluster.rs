@@ -8,7 +8,7 @@ use api::{
 };
 use k8s_openapi::api::{apps::v1::StatefulSet, coordination::v1::Lease, core::v1::Pod};
 use kube::{
-    ResourceExt as _,
+    Resource, ResourceExt as _,
     runtime::reflector::{ObjectRef, Store},
 };
 use operator::reconcile::Guarded;
@@ -18,9 +18,9 @@ use operator::reconcile::Guarded;
 pub struct Caches {
     pub etcds: Store<Guarded<Etcd>>,
     pub members: Store<Guarded<EtcdMember>>,
-    pub pods: Store<Pod>,
-    pub sets: Store<StatefulSet>,
-    pub leases: Store<Lease>,
+    pub pods: Store<Guarded<Pod>>,
+    pub sets: Store<Guarded<StatefulSet>>,
+    pub leases: Store<Guarded<Lease>>,
 }
 
 /// An Etcd and what is there of it.
@@ -47,9 +47,7 @@ impl Caches {
     pub fn cluster(&self, etcd: &Arc<Etcd>) -> Cluster {
         let (namespace, name) = (etcd.namespace().unwrap_or_default(), etcd.name_any());
         let prefix = etcd.spec.member_name_prefix.as_deref();
-        let set = self
-            .sets
-            .get(&ObjectRef::new(&names::stateful_set(&name)).within(&namespace));
+        let set = cached(&self.sets, &namespace, &names::stateful_set(&name));
         let records = self.members.state_filter(|record| {
             record.namespace().as_deref() == Some(&namespace)
                 && record.labels().get(labels::OWNED_BY) == Some(&name)
@@ -65,8 +63,8 @@ impl Caches {
             let pod = names::pod(&name, ordinal);
             Member {
                 record: records.iter().find(|record| record.name_any() == member).cloned(),
-                lease: self.leases.get(&ObjectRef::new(&lease).within(&namespace)),
-                pod: self.pods.get(&ObjectRef::new(&pod).within(&namespace)),
+                lease: cached(&self.leases, &namespace, &lease),
+                pod: cached(&self.pods, &namespace, &pod),
                 name: member,
                 ordinal,
             }
@@ -77,6 +75,15 @@ impl Caches {
             etcd: Arc::clone(etcd),
         }
     }
+}
+
+/// The object of a name, if it can be decoded.
+fn cached<K>(store: &Store<Guarded<K>>, namespace: &str, name: &str) -> Option<Arc<K>>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    let found = store.get(&ObjectRef::new(name).within(namespace))?;
+    found.0.as_ref().ok().cloned().map(Arc::new)
 }
 
 impl Cluster {

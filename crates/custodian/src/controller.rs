@@ -57,8 +57,7 @@ pub async fn run(context: Context, config: Config) -> anyhow::Result<()> {
         }
     };
     let (etcds, etcd_stream) = watch(Api::all(client.clone()), everything(), readiness);
-    let (members, member_stream) =
-        watch::<Guarded<EtcdMember>>(Api::all(client.clone()), everything(), readiness);
+    let (members, member_stream) = watch::<EtcdMember>(Api::all(client.clone()), everything(), readiness);
     let of_sets = managed(Some(component::STATEFUL_SET));
     let (pods, pod_stream) = watch::<Pod>(Api::all(client.clone()), of_sets, readiness);
     let (sets, set_stream) = watch::<StatefulSet>(Api::all(client.clone()), managed(None), readiness);
@@ -113,9 +112,9 @@ fn member_reference(etcd: &Etcd, member: String) -> ObjectReference {
 /// Leaves out the heartbeats of members that are known to be ready. They come every few seconds and tell nothing new;
 /// that they stay away is found out by the clock.
 fn news(
-    leases: impl Stream<Item = Result<Lease, watcher::Error>> + Send + 'static,
+    leases: impl Stream<Item = Result<Guarded<Lease>, watcher::Error>> + Send + 'static,
     etcds: Store<Guarded<Etcd>>,
-) -> impl Stream<Item = Result<Lease, watcher::Error>> + Send + 'static {
+) -> impl Stream<Item = Result<Guarded<Lease>, watcher::Error>> + Send + 'static {
     leases.filter(move |lease| {
         let known = lease.as_ref().is_ok_and(|lease| {
             owner(lease, labels::PART_OF)

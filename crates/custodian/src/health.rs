@@ -3,14 +3,18 @@
 use std::collections::BTreeSet;
 
 use api::{
-    conditions::{all_members_ready, all_members_updated, cluster_id_mismatch, ready},
+    conditions::{all_members_ready, all_members_updated, cluster_id_mismatch, member_summary, ready},
     labels,
     v1alpha1::{Condition, ConditionStatus, MemberStatus},
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
-use crate::{cluster::Cluster, member::Assessed};
+use crate::{
+    client_tls,
+    cluster::{Cluster, Member},
+    member::Assessed,
+};
 
 /// `Ready`: whether the members that serve are a majority of those that vote.
 pub fn quorum(cluster: &Cluster, members: &[Assessed<'_>]) -> Condition {
@@ -25,9 +29,12 @@ pub fn quorum(cluster: &Cluster, members: &[Assessed<'_>]) -> Condition {
     let unclear = of_status(members, &MemberStatus::Unknown).count();
     let message = format!(
         "{serve} of {voters} members serve, {needed} are needed{}",
-        others(members)
+        others(cluster, members)
     );
     if serve >= needed {
+        if let Some(mismatch) = client_tls::mismatch(cluster, members) {
+            return condition(ConditionStatus::False, ready::CLIENT_TLS_MISMATCH, mismatch);
+        }
         condition(ConditionStatus::True, ready::QUORATE, message)
     } else if serve + unclear >= needed {
         condition(ConditionStatus::Unknown, ready::STALE, message)
@@ -49,7 +56,7 @@ pub fn all_ready(cluster: &Cluster, members: &[Assessed<'_>]) -> Condition {
         ready_count(cluster, members),
         wanted_members(cluster, members).count(),
     );
-    let message = format!("{serve} of {wanted} members serve{}", others(members));
+    let message = format!("{serve} of {wanted} members serve{}", others(cluster, members));
     let dead = wanted_members(cluster, members).any(|member| member.status == MemberStatus::NotReady);
     if serve == wanted {
         condition(ConditionStatus::True, all_members_ready::ALL_READY, message)
@@ -204,11 +211,18 @@ fn of_status<'a, 'b>(
 }
 
 /// Names the members that don't serve, with their reasons.
-fn others(members: &[Assessed<'_>]) -> String {
-    let others: Vec<_> = members
+fn others(cluster: &Cluster, members: &[Assessed<'_>]) -> String {
+    let assessed = |name: &str| members.iter().find(|member| member.member.name == name);
+    let wanted = |member: &Member| member.ordinal < cluster.wanted();
+    let others: Vec<_> = cluster
+        .members
         .iter()
-        .filter(|member| !member.is_ready())
-        .map(|member| format!("{} ({})", member.member.name, member.reason))
+        .filter_map(|member| match assessed(&member.name) {
+            Some(assessed) => (!assessed.is_ready()).then_some((member, assessed.reason.as_str())),
+            // Neither an EtcdMember nor a heartbeat.
+            None => wanted(member).then_some((member, member_summary::NOT_REPORTED)),
+        })
+        .map(|(member, reason)| format!("{} ({reason})", member.name))
         .collect();
     if others.is_empty() {
         String::new()

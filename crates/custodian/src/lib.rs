@@ -5,6 +5,7 @@
 //! `health` and `backup` the conditions), `transitions` tells what happened since the last report.
 
 pub mod backup;
+pub mod client_tls;
 pub mod cluster;
 pub mod config;
 pub mod health;

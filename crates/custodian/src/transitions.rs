@@ -14,6 +14,7 @@ pub mod event {
     pub const LEADER_CHANGED: &str = "LeaderChanged";
     pub const QUORATE: &str = "Quorate";
     pub const QUORUM_LOST: &str = "QuorumLost";
+    pub const CLIENT_TLS_MISMATCH: &str = "ClientTLSMismatch";
     pub const CLUSTER_ID_MISMATCH: &str = "ClusterIDMismatch";
     pub const CLUSTER_ID_AGREED: &str = "ClusterIDAgreed";
     pub const BACKUP_FAILED: &str = "BackupFailed";
@@ -85,7 +86,10 @@ fn of_leader(old: Option<&str>, new: Option<&str>) -> Option<Transition> {
 /// A quorum is lost only if there was one: not while a cluster forms or wakes up.
 fn of_quorum(old: Option<&Condition>, new: &Condition) -> Option<Transition> {
     let had = |old: &Condition| (old.is_true() && !unchecked(old)) || old.reason == ready::STALE;
-    if new.is_false() && old.is_some_and(had) {
+    if new.is_false() && new.reason == ready::CLIENT_TLS_MISMATCH {
+        let is_news = old.is_none_or(|old| old.reason != new.reason);
+        is_news.then(|| warning(event::CLIENT_TLS_MISMATCH, new.message.clone()))
+    } else if new.is_false() && old.is_some_and(had) {
         Some(warning(event::QUORUM_LOST, new.message.clone()))
     } else if new.is_true() && !unchecked(new) && old.is_none_or(|old| !old.is_true()) {
         Some(normal(event::QUORATE, new.message.clone()))

@@ -19,14 +19,14 @@ use kube::{
 use operator::{
     Context,
     apply::{APPLIED_HASH, ApplyError, Change},
-    reconcile::Reason,
+    reconcile::{Guarded, Reason},
 };
 use serde::{Serialize, de::DeserializeOwned};
 use tracing::info;
 
 use crate::{
     build::Objects,
-    standing::{NotOurs, Standing, standing},
+    standing::{NotOurs, Standing, belong_together, standing},
 };
 
 /// Why a child can't be brought about.
@@ -47,6 +47,14 @@ pub enum ChildError {
          changed: leave the cluster to the operator that made it, and bring its data over by a backup"
     )]
     TakeoverUnsupported(String),
+    /// Something else wrote it, or a version with another schema.
+    #[error("{child} can't be decoded: {error}. Nothing of it is changed: correct it or delete it")]
+    Undecodable {
+        /// Kind and name.
+        child: String,
+        /// Why.
+        error: String,
+    },
     /// It can't be looked at, or what is in its way not be deleted.
     #[error("{action} {child}: {source}")]
     Request {
@@ -67,6 +75,7 @@ impl Reason for ChildError {
             Self::NotOurs(_) => "NotOurs",
             Self::PredecessorLeft(_) => "PredecessorLeft",
             Self::TakeoverUnsupported(_) => "TakeoverUnsupported",
+            Self::Undecodable { .. } => "Undecodable",
             Self::Apply(_) | Self::Request { .. } => "ApiServer",
         }
     }
@@ -75,15 +84,15 @@ impl Reason for ChildError {
 /// What exists, by kind.
 #[derive(Clone)]
 pub struct Caches {
-    pub service_accounts: Store<ServiceAccount>,
-    pub roles: Store<Role>,
-    pub role_bindings: Store<RoleBinding>,
-    pub config_maps: Store<ConfigMap>,
-    pub services: Store<Service>,
-    pub disruption_budgets: Store<PodDisruptionBudget>,
-    pub leases: Store<Lease>,
-    pub members: Store<EtcdMember>,
-    pub stateful_sets: Store<StatefulSet>,
+    pub service_accounts: Store<Guarded<ServiceAccount>>,
+    pub roles: Store<Guarded<Role>>,
+    pub role_bindings: Store<Guarded<RoleBinding>>,
+    pub config_maps: Store<Guarded<ConfigMap>>,
+    pub services: Store<Guarded<Service>>,
+    pub disruption_budgets: Store<Guarded<PodDisruptionBudget>>,
+    pub leases: Store<Guarded<Lease>>,
+    pub members: Store<Guarded<EtcdMember>>,
+    pub stateful_sets: Store<Guarded<StatefulSet>>,
 }
 
 impl std::fmt::Debug for Caches {
@@ -93,7 +102,7 @@ impl std::fmt::Debug for Caches {
 }
 
 /// The cached object of a name.
-pub fn cached<K>(store: &Store<K>, namespace: &str, name: &str) -> Option<Arc<K>>
+pub fn cached<K>(store: &Store<Guarded<K>>, namespace: &str, name: &str) -> Option<Arc<Guarded<K>>>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
@@ -129,8 +138,9 @@ pub async fn apply(context: &Context, caches: &Caches, objects: &Objects) -> Res
     for lease in leases {
         changes.note(one(context, &caches.leases, lease).await?);
     }
-    for member in members {
-        changes.note(one_member(context, caches, member).await?);
+    for (ordinal, member) in members.iter().enumerate() {
+        let is_new = !existed_before(caches, objects, ordinal);
+        changes.note(one_member(context, caches, member, is_new).await?);
     }
     changes.note(one(context, &caches.stateful_sets, stateful_set).await?);
     Ok(changes)
@@ -209,52 +219,85 @@ impl<K> Child for K where
 
 async fn one<K: Child>(
     context: &Context,
-    store: &Store<K>,
+    store: &Store<Guarded<K>>,
     wanted: &K,
 ) -> Result<(String, Change), ChildError> {
     let live = live(context, store, wanted).await?;
-    let change = context.applier.apply(wanted, live.as_deref()).await?;
+    let change = context.applier.apply(wanted, live.as_ref()).await?;
     Ok((name_of(wanted), change))
 }
 
-/// A member's annotation says how it was born: it is set when the member is made, and taken away by its steward.
+/// A member's annotation says how it was born: it is set when a scale-out makes the member, and taken away by its steward.
 async fn one_member(
     context: &Context,
     caches: &Caches,
     wanted: &EtcdMember,
+    is_new: bool,
 ) -> Result<(String, Change), ChildError> {
     let mut wanted = wanted.clone();
     let live = live(context, &caches.members, &wanted).await?;
-    if let Some(live) = &live {
-        let learner = labels::annotation::CREATE_AS_LEARNER;
-        let born = live.annotations().get_key_value(learner);
-        let annotations = wanted.metadata.annotations.get_or_insert_default();
-        annotations.remove(learner);
-        annotations.extend(born.map(|(key, value)| (key.clone(), value.clone())));
+    let learner = labels::annotation::CREATE_AS_LEARNER;
+    let annotations = wanted.metadata.annotations.get_or_insert_default();
+    match &live {
+        Some(live) => {
+            annotations.remove(learner);
+            let born = live.annotations().get_key_value(learner);
+            annotations.extend(born.map(|(key, value)| (key.clone(), value.clone())));
+        }
+        None if is_new => {}
+        // Somebody has deleted the object of a member that has its place in the cluster. One that hasn't voted yet learns
+        // from the records of the others that it has to join.
+        None => drop(annotations.remove(learner)),
     }
-    let change = context.applier.apply(&wanted, live.as_deref()).await?;
+    let change = context.applier.apply(&wanted, live.as_ref()).await?;
     Ok((name_of(&wanted), change))
+}
+
+/// Whether a member was there before, whatever has become of its EtcdMember: a scale-out makes EtcdMembers before pods, and
+/// only a member that has been up fills its Lease.
+fn existed_before(caches: &Caches, objects: &Objects, ordinal: usize) -> bool {
+    let set = &objects.stateful_set;
+    let namespace = set.namespace().unwrap_or_default();
+    let had_pod = cached(&caches.stateful_sets, &namespace, &set.name_any())
+        .filter(|live| belong_together(&**live, set))
+        .and_then(|live| live.0.as_ref().ok()?.spec.as_ref()?.replicas)
+        .is_some_and(|replicas| usize::try_from(replicas).is_ok_and(|replicas| ordinal < replicas));
+    let has_lease = objects.leases.get(ordinal).is_some_and(|lease| {
+        cached(&caches.leases, &namespace, &lease.name_any())
+            .filter(|live| belong_together(&**live, set))
+            .and_then(|live| live.0.as_ref().ok()?.spec.as_ref()?.holder_identity.clone())
+            .is_some_and(|holder| !holder.is_empty())
+    });
+    had_pod || has_lease
 }
 
 /// What is there of a wanted object. What a predecessor has left under its name is deleted first: nothing of it may be
 /// taken for this Etcd's, least of all what its members have recorded.
 async fn live<K: Child>(
     context: &Context,
-    store: &Store<K>,
+    store: &Store<Guarded<K>>,
     wanted: &K,
-) -> Result<Option<Arc<K>>, ChildError> {
+) -> Result<Option<K>, ChildError> {
     let cached = cached(store, &wanted.namespace().unwrap_or_default(), &wanted.name_any());
     let live = match cached {
-        Some(cached) => cached,
+        Some(cached) => match &cached.0 {
+            Ok(live) => live.clone(),
+            Err(invalid) => {
+                return Err(ChildError::Undecodable {
+                    child: name_of(wanted),
+                    error: invalid.error.clone(),
+                });
+            }
+        },
         // The cache holds only what has Druid's label.
         None => match read(context, wanted).await? {
-            Some(live) => Arc::new(live),
+            Some(live) => live,
             None => return Ok(None),
         },
     };
-    match standing(&*live, wanted)? {
+    match standing(&live, wanted)? {
         Standing::Ours => Ok(Some(live)),
-        Standing::Predecessors => match delete(&context.client, &*live).await {
+        Standing::Predecessors => match delete(&context.client, &live).await {
             Ok(Deleted::Gone) => Ok(None),
             Ok(Deleted::Held) => Err(ChildError::PredecessorLeft(name_of(wanted))),
             Err(source) => Err(failed("delete", wanted, source)),
@@ -274,6 +317,12 @@ fn name_of<K: Child>(object: &K) -> String {
 }
 
 fn failed<K: Child>(action: &'static str, wanted: &K, source: kube::Error) -> ChildError {
+    if let kube::Error::SerdeError(error) = &source {
+        return ChildError::Undecodable {
+            child: name_of(wanted),
+            error: error.to_string(),
+        };
+    }
     ChildError::Request {
         action,
         child: name_of(wanted),
@@ -290,8 +339,14 @@ pub enum Deleted {
     Held,
 }
 
-/// Deletes an object of ours that isn't wanted any more.
-pub async fn delete<K: Child>(client: &Client, object: &K) -> kube::Result<Deleted> {
+/// Deletes an object of ours that isn't wanted any more, whether or not it can be decoded.
+pub async fn delete<K>(client: &Client, object: &K) -> kube::Result<Deleted>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + DeserializeOwned
+        + Clone
+        + std::fmt::Debug,
+{
     let api = Api::<K>::namespaced(client.clone(), &object.namespace().unwrap_or_default());
     let preconditions = Preconditions {
         uid: object.uid(),

@@ -3,20 +3,22 @@
 use std::{sync::Arc, time::Duration};
 
 use api::{
-    labels,
+    labels, names,
     v1alpha1::{Etcd, EtcdMember},
 };
 use async_trait::async_trait;
+use k8s_openapi::api::{apps::v1::StatefulSet, core::v1::ConfigMap};
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource, ResourceExt as _,
     api::{Patch, PatchParams},
     runtime::controller::Action,
 };
 use operator::{
     Context,
     apply::ApplyError,
+    cache::decoded,
     finalizers,
-    reconcile::{Reason, Reconciler, Retry, chain},
+    reconcile::{Guarded, Reason, Reconciler, Retry, chain},
 };
 use tracing::{debug, info};
 
@@ -26,6 +28,7 @@ use crate::{
     build::{self, build, secrets::etcd_tls, stateful_set::stateful_set},
     certificates::{CertificateError, Certificates},
     dereference::{DereferenceError, dereference},
+    peer_tls::keeps_peer_tls,
     report::{self, Outcome},
     standing::belong_together,
     validate::{Cluster, ValidateError, keeps_all_members, validate},
@@ -57,6 +60,17 @@ pub enum ReconcileError {
     /// The status can't be written.
     #[error(transparent)]
     Status(#[from] ApplyError),
+    /// What a member has recorded isn't known.
+    #[error(
+        "EtcdMember {member} can't be decoded: {error}. Nothing is changed before it is corrected; if it is deleted, it is made \
+         anew, and its steward fills it again"
+    )]
+    MemberUndecodable {
+        /// Its name.
+        member: String,
+        /// Why.
+        error: String,
+    },
     /// Somebody was faster.
     #[error("the Etcd is gone")]
     Gone,
@@ -81,6 +95,7 @@ impl Reason for ReconcileError {
             Self::Child(error) => error.reason(),
             Self::Status(error) if error.is_rejection() => "Rejected",
             Self::Status(_) | Self::Request { .. } => "ApiServer",
+            Self::MemberUndecodable { .. } => "Undecodable",
             Self::Gone => "Gone",
         }
     }
@@ -88,7 +103,7 @@ impl Reason for ReconcileError {
     fn retry(&self) -> Retry {
         match self {
             Self::Validate(error) => error.retry(),
-            Self::Gone => Retry::OnChange,
+            Self::Gone | Self::MemberUndecodable { .. } => Retry::OnChange,
             _ => Retry::Backoff,
         }
     }
@@ -127,7 +142,7 @@ impl Reconciler for EtcdController {
         }
         let result = self.bring_about(&etcd).await;
         let outcome = match &result {
-            Ok(()) => Outcome::Done,
+            Ok(()) => self.done(&etcd),
             Err(error) => Outcome::Failed {
                 code: error.reason(),
                 description: chain(error),
@@ -158,6 +173,8 @@ impl EtcdController {
     async fn bring_about(&self, etcd: &Etcd) -> Result<(), ReconcileError> {
         self.adopt(etcd).await?;
         let cluster = self.prepared(etcd).await?;
+        // After what keeps certificates valid.
+        self.all_decodable(etcd)?;
         let objects = build(&cluster, !self.formed(etcd).is_empty())?;
         let changes = apply(&self.context, &self.caches, &objects).await?;
         self.prune(&cluster.namespace, &objects).await?;
@@ -177,9 +194,11 @@ impl EtcdController {
     /// The cluster as it is to be, found to be right, with its certificates in place. They come before the pods that mount
     /// them: what isn't there when a pod starts arrives a minute later.
     async fn prepared(&self, etcd: &Etcd) -> Result<Cluster, ReconcileError> {
+        let formed = self.formed(etcd);
+        keeps_peer_tls(etcd, &formed, self.applied_config(etcd).as_ref())?;
         let referenced = dereference(&self.context.client, etcd).await?;
         let cluster = validate(etcd, &referenced, &self.config.images)?;
-        keeps_all_members(etcd, &self.formed(etcd))?;
+        keeps_all_members(etcd, &formed)?;
         refuse_takeover(&self.context, &self.caches, &stateful_set(&cluster)).await?;
         if let Some(copy) = etcd_tls(&cluster) {
             secret(&self.context, &copy).await?;
@@ -191,28 +210,53 @@ impl EtcdController {
     /// Members that have formed a cluster, which new members must join. Members of an earlier Etcd of this name, which are
     /// still being collected, say nothing about this one.
     fn formed(&self, etcd: &Etcd) -> Vec<Arc<EtcdMember>> {
-        let ours = |member: &EtcdMember| {
-            member
-                .owner_references()
-                .iter()
-                .any(|owner| Some(&owner.uid) == etcd.metadata.uid.as_ref())
-        };
-        let mut formed = self.members_of(etcd);
+        let mut formed = decoded(self.members_of(etcd));
         formed.retain(|member| {
             let status = member.status.as_ref();
             status.is_some_and(|status| status.cluster_id.is_some())
-                && ours(member)
+                && is_owned(&**member, etcd)
                 && member.metadata.deletion_timestamp.is_none()
         });
         formed
     }
 
     /// All members under this Etcd's name.
-    fn members_of(&self, etcd: &Etcd) -> Vec<Arc<EtcdMember>> {
+    fn members_of(&self, etcd: &Etcd) -> Vec<Arc<Guarded<EtcdMember>>> {
         let (namespace, name) = (etcd.namespace(), etcd.name_any());
         self.caches.members.state_filter(|member| {
             member.namespace() == namespace && member.labels().get(labels::OWNED_BY) == Some(&name)
         })
+    }
+
+    /// What a member has recorded must not be taken for nothing because it can't be decoded.
+    fn all_decodable(&self, etcd: &Etcd) -> Result<(), ReconcileError> {
+        let members = self.members_of(etcd);
+        let bad = members
+            .iter()
+            .find_map(|member| Some((member, member.0.as_ref().err()?)));
+        bad.map_or(Ok(()), |(member, invalid)| {
+            Err(ReconcileError::MemberUndecodable {
+                member: member.name_any(),
+                error: invalid.error.clone(),
+            })
+        })
+    }
+
+    /// The configuration that was written last for this Etcd.
+    fn applied_config(&self, etcd: &Etcd) -> Option<ConfigMap> {
+        let (namespace, name) = (etcd.namespace().unwrap_or_default(), etcd.name_any());
+        let config = cached(&self.caches.config_maps, &namespace, &names::config_map(&name))?;
+        let config = config.0.as_ref().ok()?;
+        is_owned(config, etcd).then(|| config.clone())
+    }
+
+    /// How a pass ended that has applied everything.
+    fn done(&self, etcd: &Etcd) -> Outcome {
+        let members = decoded(self.members_of(etcd));
+        match report::cannot_follow(&members) {
+            Some(description) => Outcome::Behind { description },
+            None => Outcome::Done,
+        }
     }
 
     /// The finalizer keeps the Etcd until its children are gone.
@@ -237,18 +281,18 @@ impl EtcdController {
 
     async fn report(&self, etcd: &Etcd, outcome: &Outcome) -> Result<(), ReconcileError> {
         let members = self.members_of(etcd);
-        let status = report::status(etcd, &members, outcome);
+        let status = report::status(etcd, members.iter().map(|member| member.name_any()), outcome);
         let known = etcd
             .status
             .as_ref()
             .map(|status| status.last_errors.as_slice())
             .unwrap_or_default();
-        if let Outcome::Failed { code, description } = outcome
+        if let Some((code, description)) = outcome.error()
             && known.iter().all(|error| error.description != *description)
         {
             self.context
                 .events
-                .warning(etcd, "Reconcile", code, description.clone())
+                .warning(etcd, "Reconcile", code, description)
                 .await;
         }
         self.context
@@ -258,15 +302,32 @@ impl EtcdController {
         Ok(())
     }
 
-    /// Takes away the annotation that asked for this reconcile.
+    /// Takes away the annotation that asked for this reconcile, unless the spec has changed meanwhile: then it asks for the
+    /// next one.
     async fn acknowledge(&self, etcd: &Etcd) -> Result<(), ReconcileError> {
-        let Some(annotation) = asked(etcd) else {
-            return Ok(());
-        };
+        const ACTION: &str = "remove the operation annotation";
+        let mut asked = asked(etcd);
         let api = Api::<Etcd>::namespaced(self.context.client.clone(), &etcd.namespace().unwrap_or_default());
-        let patch = Patch::Merge(serde_json::json!({"metadata": {"annotations": {annotation: null}}}));
-        let patched = api.patch(&etcd.name_any(), &PatchParams::default(), &patch).await;
-        patched.map_err(|error| request("remove the operation annotation", error))?;
+        while let Some(annotation) = asked {
+            let live = api.get_opt(&etcd.name_any()).await;
+            let live = live.map_err(|error| request(ACTION, error))?;
+            let Some(live) = live.filter(|live| {
+                (live.uid(), live.metadata.generation) == (etcd.uid(), etcd.metadata.generation)
+            }) else {
+                return Ok(());
+            };
+            // Whatever changes between the look and the patch refuses it.
+            let patch = Patch::Merge(serde_json::json!({"metadata": {
+                "resourceVersion": live.resource_version(),
+                "annotations": {annotation: null},
+            }}));
+            match api.patch(&etcd.name_any(), &PatchParams::default(), &patch).await {
+                Ok(left) => asked = self::asked(&left),
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(kube::Error::Api(status)) if status.code == 404 => return Ok(()),
+                Err(error) => return Err(request(ACTION, error)),
+            }
+        }
         Ok(())
     }
 
@@ -283,8 +344,10 @@ impl EtcdController {
         }
         self.certificates.forget(&namespace, &name);
         if let Some(set) = cached(&self.caches.stateful_sets, &namespace, &name) {
-            if set.metadata.deletion_timestamp.is_none() {
-                let status = report::status(etcd, &self.members_of(etcd), &Outcome::Deleting);
+            if set.meta().deletion_timestamp.is_none() {
+                let members = self.members_of(etcd);
+                let names = members.iter().map(|member| member.name_any());
+                let status = report::status(etcd, names, &Outcome::Deleting);
                 self.context
                     .applier
                     .apply_status(etcd, &status, report::OURS)
@@ -299,7 +362,7 @@ impl EtcdController {
         if !members.is_empty() {
             for member in members
                 .iter()
-                .filter(|member| member.metadata.deletion_timestamp.is_none())
+                .filter(|member| member.meta().deletion_timestamp.is_none())
             {
                 let deleted = delete(&self.context.client, &**member).await;
                 deleted.map_err(|error| request("delete a member", error))?;
@@ -313,19 +376,23 @@ impl EtcdController {
     }
 
     /// In the foreground: the StatefulSet is gone only after its pods.
-    async fn delete_set(&self, set: &k8s_openapi::api::apps::v1::StatefulSet) -> Result<(), ReconcileError> {
+    async fn delete_set(&self, set: &Guarded<StatefulSet>) -> Result<(), ReconcileError> {
         use kube::api::DeleteParams;
         let namespace = set.namespace().unwrap_or_default();
-        let api = Api::<k8s_openapi::api::apps::v1::StatefulSet>::namespaced(
-            self.context.client.clone(),
-            &namespace,
-        );
+        let api = Api::<StatefulSet>::namespaced(self.context.client.clone(), &namespace);
         match api.delete(&set.name_any(), &DeleteParams::foreground()).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(error) => Err(request("delete the StatefulSet", error)),
         }
     }
+}
+
+fn is_owned(object: &impl Resource, etcd: &Etcd) -> bool {
+    let owners = object.meta().owner_references.iter().flatten();
+    owners
+        .map(|owner| &owner.uid)
+        .any(|uid| Some(uid) == etcd.metadata.uid.as_ref())
 }
 
 /// Whether the spec as it is now was carried out once.

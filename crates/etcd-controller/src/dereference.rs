@@ -91,13 +91,14 @@ fn looked_into(etcd: &Etcd) -> BTreeSet<String> {
     let (spec, mut names) = (&etcd.spec, BTreeSet::new());
     let mut add = |name: Option<&String>| names.extend(name.cloned());
     let of = |reference: &SecretReference| reference.name.clone();
-    for tls in [&spec.etcd.client_url_tls, &spec.backup.tls]
-        .into_iter()
-        .flatten()
-    {
+    if let Some(tls) = &spec.etcd.client_url_tls {
         add(tls.tls_ca_secret_ref.name.as_ref());
         add(of(&tls.server_tls_secret_ref).as_ref());
         add(tls.client_tls_secret_ref.as_ref().and_then(of).as_ref());
+    }
+    if let Some(tls) = &spec.backup.tls {
+        add(tls.tls_ca_secret_ref.name.as_ref());
+        add(of(&tls.server_tls_secret_ref).as_ref());
     }
     add(spec.etcd.auth_secret_ref.as_ref().and_then(of).as_ref());
     if let Some(tls) = &spec.etcd.peer_url_tls {

@@ -5,6 +5,7 @@ pub mod build;
 pub mod certificates;
 pub mod controller;
 pub mod dereference;
+pub mod peer_tls;
 pub mod pki;
 pub mod report;
 pub mod standing;
@@ -119,14 +120,18 @@ fn watches(context: &Context) -> (Controller<Guarded<api::v1alpha1::Etcd>>, Cach
         leases: {
             // Heartbeats are no business of this controller: only a Lease that goes away wakes it.
             let (store, gone) =
-                cache::watch_deletions::<Lease>(Api::all(client.clone()), selected(), readiness);
+                cache::watch_changes::<Lease, _>(Api::all(client.clone()), selected(), readiness, |_| ());
             controller = controller.owns_stream(gone);
             store
         },
         members: {
-            let (store, gone) =
-                cache::watch_deletions::<EtcdMember>(Api::all(client.clone()), selected(), readiness);
-            controller = controller.owns_stream(gone);
+            let (store, changed) = cache::watch_changes::<EtcdMember, _>(
+                Api::all(client.clone()),
+                selected(),
+                readiness,
+                report::what_matters,
+            );
+            controller = controller.owns_stream(changed);
             store
         },
     };

@@ -1,14 +1,19 @@
 //! The etcd-controller's part of an Etcd's status. Times move only when something else does.
 
-use std::sync::Arc;
+use std::{hash::Hash, sync::Arc};
 
 use api::{
+    conditions::member as says,
     labels, names,
-    v1alpha1::{Etcd, EtcdMember, LastError, LastOperation, LastOperationState, LastOperationType},
+    v1alpha1::{
+        Condition, Etcd, EtcdMember, EtcdMemberStatus, LastError, LastOperation, LastOperationState,
+        LastOperationType,
+    },
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
+use operator::reconcile::Guarded;
 use serde_json::{Value, json};
 
 /// Fields of the status that this controller owns.
@@ -21,6 +26,9 @@ pub const OURS: &[&str] = &[
     "lastErrors",
 ];
 
+/// Code of an error: a member can't run with what is wanted.
+const MEMBER_CANNOT_FOLLOW: &str = "MemberCannotFollow";
+
 /// How a reconcile ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
@@ -28,6 +36,11 @@ pub enum Outcome {
     Done,
     /// The Etcd goes: its pods are waited for.
     Deleting,
+    /// All objects are as they should be, but a member says that it can't follow.
+    Behind {
+        /// Which one, and why.
+        description: String,
+    },
     /// Something failed.
     Failed {
         /// The error's reason.
@@ -37,10 +50,49 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// Code and description of what is wrong, if anything is.
+    pub fn error(&self) -> Option<(&'static str, &str)> {
+        match self {
+            Self::Done | Self::Deleting => None,
+            Self::Behind { description } => Some((MEMBER_CANNOT_FOLLOW, description)),
+            Self::Failed { code, description } => Some((code, description)),
+        }
+    }
+}
+
+/// What this controller acts upon of what a member reports.
+pub fn what_matters(member: &Guarded<EtcdMember>) -> impl Hash + use<> {
+    let status = member.0.as_ref().ok().and_then(|member| member.status.as_ref());
+    let readable = member.0.is_ok();
+    let recorded = status.map(|status| (status.cluster_id.is_some(), status.peer_tls_enabled));
+    let refusal = status
+        .and_then(refusal)
+        .map(|condition| condition.message.clone());
+    (readable, recorded, refusal)
+}
+
+/// The condition by which a member says that it can't run with its newest configuration.
+fn refusal(status: &EtcdMemberStatus) -> Option<&Condition> {
+    let mut conditions = status.conditions.iter();
+    conditions.find(|condition| condition.reason == says::PEER_TLS_MISMATCH && !condition.is_true())
+}
+
+/// The members that can't run with their newest configuration, each with why.
+pub fn cannot_follow(members: &[Arc<EtcdMember>]) -> Option<String> {
+    let refusals = members.iter().filter_map(|member| {
+        let condition = refusal(member.status.as_ref()?)?;
+        Some(format!("{}: {}", member.name_any(), condition.message))
+    });
+    let mut refusals: Vec<_> = refusals.collect();
+    refusals.sort();
+    (!refusals.is_empty()).then(|| refusals.join("; "))
+}
+
 /// Our part of the status.
-pub fn status(etcd: &Etcd, members: &[Arc<EtcdMember>], outcome: &Outcome) -> Value {
+pub fn status(etcd: &Etcd, members: impl IntoIterator<Item = String>, outcome: &Outcome) -> Value {
     let known = etcd.status.clone().unwrap_or_default();
-    let mut refs: Vec<String> = members.iter().map(|member| member.name_any()).collect();
+    let mut refs: Vec<String> = members.into_iter().collect();
     refs.sort();
     let first = known.observed_generation.is_none();
     let type_ = match outcome {
@@ -65,6 +117,15 @@ pub fn status(etcd: &Etcd, members: &[Arc<EtcdMember>], outcome: &Outcome) -> Va
             known.observed_generation,
             known.last_errors.clone(),
         ),
+        Outcome::Behind { description } => {
+            let errors = vec![error(&known.last_errors, MEMBER_CANNOT_FOLLOW, description)];
+            (
+                LastOperationState::Error,
+                description.clone(),
+                etcd.metadata.generation,
+                errors,
+            )
+        }
         Outcome::Failed { code, description } => {
             let errors = vec![error(&known.last_errors, code, description)];
             (
@@ -172,10 +233,10 @@ mod tests {
                 description: "it failed".to_owned(),
             },
         ] {
-            let first = status(&etcd(&json!({"observedGeneration": 1})), &[], &outcome);
-            let mut again = status(&etcd(&first), &[], &outcome);
+            let first = status(&etcd(&json!({"observedGeneration": 1})), [], &outcome);
+            let mut again = status(&etcd(&first), [], &outcome);
             if outcome == Outcome::Done {
-                again = status(&etcd(&again), &[], &outcome);
+                again = status(&etcd(&again), [], &outcome);
             }
             assert_eq!(first, again, "{outcome:?}");
         }
@@ -188,7 +249,7 @@ mod tests {
             code: "SecretNotFound",
             description: "it failed".to_owned(),
         };
-        let told = status(&etcd(&json!({})), &[], &outcome);
+        let told = status(&etcd(&json!({})), [], &outcome);
         assert_eq!(told["lastErrors"][0]["code"], "SecretNotFound");
         let fields = told.as_object().unwrap();
         assert!(fields.values().all(|value| !value.is_null()), "{told}");
@@ -198,7 +259,7 @@ mod tests {
     fn a_failure_keeps_the_observed_generation_and_success_clears_the_errors() {
         let failed = status(
             &etcd(&json!({"observedGeneration": 1})),
-            &[],
+            [],
             &Outcome::Failed {
                 code: "X",
                 description: "it failed".to_owned(),
@@ -208,7 +269,7 @@ mod tests {
             (&failed["observedGeneration"], &failed["lastOperation"]["state"]),
             (&json!(1), &json!("Error"))
         );
-        let done = status(&etcd(&failed), &[], &Outcome::Done);
+        let done = status(&etcd(&failed), [], &Outcome::Done);
         assert_eq!(
             (&done["observedGeneration"], &done["lastErrors"]),
             (&json!(2), &json!([]))

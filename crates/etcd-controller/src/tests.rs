@@ -1,5 +1,6 @@
 //! Reconciles against an API server in memory: what is written, what is refused, and what is left alone.
 
+mod formed;
 mod server;
 
 use std::sync::Arc;
@@ -69,6 +70,12 @@ fn put_certificates(server: &Server, text: &str) {
 
 /// One reconcile with the caches as the API server is now.
 async fn reconcile(server: &Arc<Server>, etcd: &str, config: Config) -> Result<Action, ReconcileError> {
+    let etcd: Etcd = server.get(etcd).unwrap();
+    reconcile_as(server, etcd, config).await
+}
+
+/// The same of an Etcd as it was read.
+async fn reconcile_as(server: &Arc<Server>, etcd: Etcd, config: Config) -> Result<Action, ReconcileError> {
     let client = server.client();
     let controller = EtcdController {
         context: Context::new(
@@ -81,7 +88,6 @@ async fn reconcile(server: &Arc<Server>, etcd: &str, config: Config) -> Result<A
         caches: server.caches(),
         certificates: Certificates::begin(client, "druid").await.unwrap(),
     };
-    let etcd: Etcd = server.get(etcd).unwrap();
     server.forget_requests();
     controller.reconcile(Arc::new(etcd)).await
 }

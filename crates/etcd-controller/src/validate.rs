@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use api::{
     names,
-    v1alpha1::{BackupSpec, Etcd, EtcdMember, SecretKeyReference, SecretReference, StoreSpec, TlsConfig},
+    v1alpha1::{
+        BackupSpec, Etcd, EtcdMember, SecretKeyReference, SecretReference, StewardTlsConfig, StoreSpec,
+    },
 };
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::ResourceExt as _;
@@ -73,6 +75,16 @@ pub enum ValidateError {
         replicas: i32,
         /// Members that the cluster has.
         formed: i64,
+    },
+    /// The members of a formed cluster reach each other by URLs that the cluster has recorded.
+    #[error(
+        "spec.etcd.peerUrlTls: the cluster has formed {} TLS between its peers, which can't be switched {} in a formed cluster: \
+         {} it. Nothing of this change is carried out",
+        if *on { "without" } else { "with" }, if *on { "on" } else { "off" }, if *on { "remove" } else { "put back" }
+    )]
+    PeerTlsSwitched {
+        /// Whether it was to be switched on.
+        on: bool,
     },
     /// No UID: the object wasn't read from an API server.
     #[error("the Etcd has no UID")]
@@ -283,7 +295,7 @@ fn etcd_keys(etcd: &Etcd, referenced: &Referenced) -> Result<Keys, ValidateError
 fn steward_keys(etcd: &Etcd, referenced: &Referenced) -> Result<Keys, ValidateError> {
     const FIELD: &str = "spec.backup.tls";
     let mut keys = Keys::new();
-    if let Some(TlsConfig {
+    if let Some(StewardTlsConfig {
         tls_ca_secret_ref,
         server_tls_secret_ref,
         ..

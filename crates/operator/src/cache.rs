@@ -1,20 +1,27 @@
 //! Watch-fed caches: one watch for each kind, whose objects are kept for reading and whose changes trigger reconciles.
+//! An object that can't be decoded is kept as such: it must not break the watch of all others of its kind.
 
-use std::{fmt::Debug, hash::Hash, time::Duration};
+use std::{
+    collections::HashMap,
+    fmt::Debug,
+    hash::{DefaultHasher, Hash, Hasher as _},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::{Stream, StreamExt as _};
 use kube::{
     Api, Resource, ResourceExt as _,
     runtime::{
         WatchStreamExt as _,
-        reflector::{self, Store},
+        reflector::{self, ObjectRef, Store},
         watcher,
     },
 };
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use crate::server::Readiness;
+use crate::{reconcile::Guarded, server::Readiness};
 
 /// How long one page of the first listing may be, in objects.
 const PAGE_SIZE: u32 = 500;
@@ -32,12 +39,12 @@ pub fn everything() -> watcher::Config {
 /// Starts a watch. The store fills as the returned stream is polled; readiness waits for its first complete listing.
 /// A broken watch is retried with backoff, and what is cached stays.
 pub fn watch<K>(
-    api: Api<K>,
+    api: Api<Guarded<K>>,
     config: watcher::Config,
     readiness: &Readiness,
 ) -> (
-    Store<K>,
-    impl Stream<Item = Result<K, watcher::Error>> + Send + 'static,
+    Store<Guarded<K>>,
+    impl Stream<Item = Result<Guarded<K>, watcher::Error>> + Send + 'static,
 )
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -51,12 +58,12 @@ where
 /// listing: waiting for the store instead would lose a wake-up, for it wakes only one of those who wait, and the controller
 /// that is fed from it waits too.
 fn reflect<K>(
-    api: Api<K>,
+    api: Api<Guarded<K>>,
     config: watcher::Config,
     readiness: &Readiness,
 ) -> (
-    Store<K>,
-    impl Stream<Item = Result<watcher::Event<K>, watcher::Error>> + Send + 'static,
+    Store<Guarded<K>>,
+    impl Stream<Item = Result<watcher::Event<Guarded<K>>, watcher::Error>> + Send + 'static,
 )
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -73,34 +80,75 @@ where
         .reflect(writer)
         .inspect(move |event| match event {
             Ok(watcher::Event::InitDone) => readiness.done(&waiting),
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                warn_if_undecodable(&kind, object);
+            }
             Ok(_) => {}
             Err(error) => warn!(kind, %error, "watch failed, retrying"),
         });
     (reader, events)
 }
 
-/// As [`watch`], but the stream tells only what was deleted: for objects whose other changes are somebody else's.
-pub fn watch_deletions<K>(
-    api: Api<K>,
+fn warn_if_undecodable<K: Resource>(kind: &str, object: &Guarded<K>) {
+    if let Err(invalid) = &object.0 {
+        let (namespace, name) = (
+            invalid.metadata.namespace.as_deref(),
+            invalid.metadata.name.as_deref(),
+        );
+        warn!(
+            kind,
+            namespace,
+            name,
+            error = invalid.error,
+            "an object can't be decoded"
+        );
+    }
+}
+
+/// As [`watch`], but the stream has only what was deleted and objects of which `matters` has changed: for objects whose
+/// other changes are somebody else's.
+pub fn watch_changes<K, M>(
+    api: Api<Guarded<K>>,
     config: watcher::Config,
     readiness: &Readiness,
+    matters: impl Fn(&Guarded<K>) -> M + Send + 'static,
 ) -> (
-    Store<K>,
-    impl Stream<Item = Result<K, watcher::Error>> + Send + 'static,
+    Store<Guarded<K>>,
+    impl Stream<Item = Result<Guarded<K>, watcher::Error>> + Send + 'static,
 )
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-    K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
+    K::DynamicType: Default + Debug + Eq + Hash + Clone + Send + Sync,
+    M: Hash,
 {
     let (reader, events) = reflect(api, config, readiness);
-    let deleted = events.filter_map(|event| {
+    let mut before = HashMap::new();
+    let changed = events.filter_map(move |event| {
         std::future::ready(match event {
-            Ok(watcher::Event::Delete(object)) => Some(Ok(object)),
+            Ok(watcher::Event::Delete(object)) => {
+                before.remove(&ObjectRef::from_obj(&object));
+                Some(Ok(object))
+            }
+            Ok(watcher::Event::Apply(object) | watcher::Event::InitApply(object)) => {
+                let mut hasher = DefaultHasher::new();
+                matters(&object).hash(&mut hasher);
+                let now = hasher.finish();
+                let was = before.insert(ObjectRef::from_obj(&object), now);
+                (was != Some(now)).then_some(Ok(object))
+            }
             Ok(_) => None,
             Err(error) => Some(Err(error)),
         })
     });
-    (reader, deleted)
+    (reader, changed)
+}
+
+/// The objects among them that can be decoded.
+pub fn decoded<K: Clone>(objects: impl IntoIterator<Item = Arc<Guarded<K>>>) -> Vec<Arc<K>> {
+    let decoded = objects
+        .into_iter()
+        .filter_map(|object| object.0.as_ref().ok().cloned());
+    decoded.map(Arc::new).collect()
 }
 
 /// Polls a watch whose changes trigger nothing, so that its cache stays up to date.
@@ -130,8 +178,8 @@ mod tests {
     async fn the_first_listing_makes_ready_whoever_else_waits() {
         let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
         let readiness = Readiness::default();
-        let api = Api::<ConfigMap>::all(Client::new(service, "default"));
-        let (store, stream) = watch(api, everything(), &readiness);
+        let api = Api::all(Client::new(service, "default"));
+        let (store, stream) = watch::<ConfigMap>(api, everything(), &readiness);
         assert_eq!(readiness.pending(), ["first listing of ConfigMap"]);
         keep(stream);
         let controller = tokio::spawn(async move { store.wait_until_ready().await });
@@ -143,5 +191,71 @@ mod tests {
         // The watch follows the listing, so by now the listing has been told.
         let _watch = server.next_request().await.unwrap();
         assert_eq!(readiness.pending(), [""; 0]);
+    }
+
+    fn list(items: &serde_json::Value) -> Response<Body> {
+        let list = json!({"apiVersion": "v1", "kind": "ConfigMapList", "metadata": {"resourceVersion": "1"}, "items": items});
+        Response::new(Body::from(list.to_string().into_bytes()))
+    }
+
+    /// Something else may have stored it, or a version with another schema: all others of its kind go on.
+    #[tokio::test]
+    async fn an_object_that_cannot_be_decoded_breaks_no_watch() {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let readiness = Readiness::default();
+        let api = Api::all(Client::new(service, "default"));
+        let (store, stream) = watch::<ConfigMap>(api, everything(), &readiness);
+        keep(stream);
+        let (_, send) = server.next_request().await.unwrap();
+        send.send_response(list(&json!([
+            {"metadata": {"name": "bad", "namespace": "ns"}, "data": "a text"},
+            {"metadata": {"name": "good", "namespace": "ns"}, "data": {"a": "text"}},
+        ])));
+        let _watch = server.next_request().await.unwrap();
+        assert_eq!(readiness.pending(), [""; 0]);
+        let names: Vec<_> = decoded(store.state())
+            .iter()
+            .map(|object| object.name_any())
+            .collect();
+        assert_eq!(names, ["good"]);
+        let bad = store.get(&ObjectRef::new("bad").within("ns")).unwrap();
+        assert!(bad.0.as_ref().unwrap_err().error.contains("a text"), "{bad:?}");
+    }
+
+    /// What changes all the time and is somebody else's business wakes nobody.
+    #[tokio::test]
+    async fn only_changes_that_matter_are_passed_on() {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let readiness = Readiness::default();
+        let api = Api::all(Client::new(service, "default"));
+        let data =
+            |object: &Guarded<ConfigMap>| object.0.as_ref().ok().and_then(|object| object.data.clone());
+        let (_store, stream) = watch_changes(api, everything(), &readiness, data);
+        let object = |value: &str, version: &str| {
+            json!({
+                "apiVersion": "v1", "kind": "ConfigMap", "data": {"a": value},
+                "metadata": {"name": "a", "namespace": "ns", "resourceVersion": version},
+            })
+        };
+        let seen = tokio::spawn(stream.take(3).collect::<Vec<_>>());
+        let (_, send) = server.next_request().await.unwrap();
+        send.send_response(list(&json!([object("1", "1")])));
+        let (_, send) = server.next_request().await.unwrap();
+        let events: String = [
+            ("MODIFIED", object("1", "2")),
+            ("MODIFIED", object("2", "3")),
+            ("DELETED", object("2", "4")),
+        ]
+        .into_iter()
+        .map(|(type_, object)| format!("{}\n", json!({"type": type_, "object": object})))
+        .collect();
+        send.send_response(Response::new(Body::from(events.into_bytes())));
+        let versions: Vec<_> = seen
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|object| object.unwrap().resource_version())
+            .collect();
+        assert_eq!(versions, ["1", "3", "4"].map(|version| Some(version.to_owned())));
     }
 }

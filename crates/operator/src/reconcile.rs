@@ -159,7 +159,16 @@ impl<R: Reconciler> Driver<R> {
         let result = async {
             match &guard.0 {
                 Ok(object) => self.guarded(Arc::new(object.clone())).await,
-                Err(invalid) => Err(DriverError::Undecodable(invalid.error.clone())),
+                Err(invalid) => {
+                    let note = format!(
+                        "{} {name} can't be decoded, and nothing is done for it before it is corrected: {}",
+                        R::Object::kind(&()),
+                        invalid.error
+                    );
+                    let events = &self.context.events;
+                    events.warning(&*guard, "Reconcile", "Undecodable", note).await;
+                    Err(DriverError::Undecodable(invalid.error.clone()))
+                }
             }
         }
         .instrument(span);

@@ -20,9 +20,9 @@ use kube::{
 use operator::{
     Context,
     apply::ApplyError,
-    cache::until,
+    cache::{decoded, until},
     finalizers,
-    reconcile::{Reason, Reconciler, Retry},
+    reconcile::{Guarded, Reason, Reconciler, Retry},
 };
 use tokio::sync::Mutex;
 use tracing::info;
@@ -99,7 +99,7 @@ pub struct TaskController {
     /// The types of tasks.
     pub handlers: Handlers,
     /// Members, to find stewards by.
-    pub members: Store<EtcdMember>,
+    pub members: Store<Guarded<EtcdMember>>,
     /// Follows the stewards' operations.
     pub follower: Follower,
     /// Counts.
@@ -386,8 +386,14 @@ impl TaskController {
             return Ok(Vec::new());
         };
         let of_etcd = ListParams::default().fields(&format!("spec.etcdName={etcd}"));
-        let listed = self.api(task).list(&of_etcd).await;
-        Ok(listed.map_err(request("list the tasks of the Etcd"))?.items)
+        let api = Api::<Guarded<EtcdOpsTask>>::namespaced(
+            self.context.client.clone(),
+            &task.namespace().unwrap_or_default(),
+        );
+        let listed = api.list(&of_etcd).await;
+        let tasks = listed.map_err(request("list the tasks of the Etcd"))?.items;
+        // What can't be decoded isn't carried out by anybody, and holds up nobody.
+        Ok(tasks.into_iter().filter_map(|task| task.0.ok()).collect())
     }
 
     async fn assignment(&self, task: EtcdOpsTask) -> Result<Assignment, TaskError> {
@@ -400,13 +406,12 @@ impl TaskController {
                 etcd.map(Arc::new)
             }
         };
-        let of_etcd = |member: &EtcdMember| {
+        let of_etcd = |member: &Guarded<EtcdMember>| {
             member.namespace().as_deref() == Some(namespace.as_str())
                 && member.labels().get(labels::OWNED_BY) == task.spec.etcd_name.as_ref()
         };
-        let members = self.members.state_filter(of_etcd);
         Ok(Assignment {
-            members: members.into_iter().collect(),
+            members: decoded(self.members.state_filter(of_etcd)),
             etcd,
             task,
         })

@@ -18,7 +18,7 @@ use api::{
 };
 use futures::TryStreamExt as _;
 use kube::{
-    Api, ResourceExt as _,
+    Api, Resource as _, ResourceExt as _,
     runtime::{Controller, PredicateConfig, WatchStreamExt as _, predicates, reflector::Store},
 };
 use operator::{
@@ -63,10 +63,10 @@ pub async fn run(context: Context, Config {}: Config) -> anyhow::Result<()> {
 
 /// Tasks, and members: a change of the backups' owner wakes the running tasks of its Etcd, the end of a task the waiting
 /// ones.
-fn watches(context: &Context, wake: &Wake) -> (Store<EtcdMember>, Controller<Guarded<EtcdOpsTask>>) {
+fn watches(context: &Context, wake: &Wake) -> (Store<Guarded<EtcdMember>>, Controller<Guarded<EtcdOpsTask>>) {
     let (client, readiness) = (&context.client, &context.readiness);
     let (tasks, stream) =
-        cache::watch::<Guarded<EtcdOpsTask>>(Api::all(client.clone()), cache::everything(), readiness);
+        cache::watch::<EtcdOpsTask>(Api::all(client.clone()), cache::everything(), readiness);
     let stream = stream
         .inspect_ok({
             let (tasks, wake) = (tasks.clone(), wake.clone());
@@ -91,12 +91,13 @@ fn watches(context: &Context, wake: &Wake) -> (Store<EtcdMember>, Controller<Gua
     let selector = format!("{}={}", labels::MANAGED_BY, labels::MANAGED_BY_VALUE);
     let (members, changes) =
         cache::watch::<EtcdMember>(Api::all(client.clone()), cache::selected(&selector), readiness);
-    let owners = changes.predicate_filter(owner::part_in_backups, PredicateConfig::default());
+    let part = |member: &Guarded<EtcdMember>| owner::part_in_backups(member.0.as_ref().ok()?);
+    let owners = changes.predicate_filter(part, PredicateConfig::default());
     let controller = Controller::for_stream(stream, tasks.clone()).watches_stream(owners, move |member| {
         let etcd = member.labels().get(labels::OWNED_BY);
         of_etcd(
             &tasks,
-            member.metadata.namespace.as_deref(),
+            member.meta().namespace.as_deref(),
             etcd,
             lifecycle::is_running,
         )

@@ -1,6 +1,7 @@
 //! The pure steps together: from what is there to the status and the events.
 
 mod backups;
+mod client_tls;
 
 use std::sync::Arc;
 

@@ -16,6 +16,7 @@ use kube::{
         watcher::Event,
     },
 };
+use operator::reconcile::Guarded;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
@@ -89,7 +90,7 @@ impl Server {
     }
 
     /// Objects with Druid's label, as the controller watches them.
-    fn cache<K>(&self) -> Store<K>
+    fn cache<K>(&self) -> Store<Guarded<K>>
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + 'static,
     {
@@ -154,8 +155,20 @@ impl Server {
         found.map_or_else(|| status(404), |object| (200, object))
     }
 
+    /// Takes an object away, whoever may hold it.
+    pub(super) fn lose<K: Resource<DynamicType = ()>>(&self, name: &str) {
+        let path = format!("{}/{name}", K::url_path(&(), Some("ns")));
+        self.objects.lock().unwrap().remove(&path);
+    }
+
     fn write(&self, path: &str, patch: &Value) -> (u16, Value) {
         let mut objects = self.objects.lock().unwrap();
+        let expected = &patch["metadata"]["resourceVersion"];
+        if !expected.is_null()
+            && objects.get(path).map(|live| &live["metadata"]["resourceVersion"]) != Some(expected)
+        {
+            return status(409);
+        }
         let made = format!("made-{}", objects.len());
         let object = objects
             .entry(path.to_owned())
