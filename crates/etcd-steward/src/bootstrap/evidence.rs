@@ -22,6 +22,7 @@ use super::{
     decision::{Backups, Data, Evidence, Formation, Live, Others, Place},
     known::{Known, State},
     origin::{Claim, Origin},
+    peer_scheme::own_peer_urls,
     peers::{self, Answers, Cluster, ClusterOfData},
     records::Uncovered,
     volumes::{self, Contents, OwnContents},
