@@ -136,6 +136,13 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
                 Some((chain, restored.revision)),
             );
             if let Some(kubernetes) = &scene.kubernetes {
+                // It is published again and again until it is there; but sooner is better for those who wait to join.
+                if let Err(error) = kubernetes.publish_now(&scene.status).await {
+                    warn!(
+                        error = causes(&error),
+                        "the restored cluster's ID isn't published yet"
+                    );
+                }
                 kubernetes.tell("Restore", "Restored", &message).await;
             }
         }
@@ -146,6 +153,13 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
         }
     }
     restored.map(|_| ())
+}
+
+/// A cluster token that no other cluster has: IDs that are made from it tell a restored cluster, its volumes and its
+/// clients from those of the cluster that was backed up, though names and URLs are the same.
+pub(crate) fn unique_token() -> String {
+    let second = Timestamp::now().as_second();
+    format!("restore-{second}-{:032x}", rand::random::<u128>())
 }
 
 /// What a data directory was restored from.
@@ -218,7 +232,7 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
     let options = Options {
         data_dir: fresh.clone(),
         cluster: cluster::NewCluster::new(
-            &scene.cluster.token,
+            &unique_token(),
             [(scene.member.name.clone(), scene.member.peer_urls.clone())],
         )?,
         member: scene.member.name.clone(),

@@ -15,7 +15,7 @@ use super::{Exit, error::CliError, progress::Bar, signal::Stop};
 use crate::chain::{self, Catalog, Rescue, Route};
 
 pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
-    let (wanted, cluster) = (args.wanted.wanted(), args.cluster.found()?);
+    let (wanted, founded) = (args.wanted.wanted(), args.cluster.found()?);
     let store = args.store.open()?;
     let listing = store.list().await?;
     if let Some(young) = listing.unsettled.first() {
@@ -28,7 +28,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
         let route = found.map_err(|error| CliError::of(error, advise))?;
         let options = Options {
             data_dir: args.data_dir.clone(),
-            cluster: cluster.clone(),
+            cluster: founded.cluster.clone(),
             member: args.cluster.name.clone(),
             target: route.target,
             minor: args.etcd_version,
@@ -39,7 +39,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
             // The next way goes around it, or its refusal says what is missing without it.
             Err(CliError::Engine(error)) if catalog.condemn_for(&error) => {}
             restored => {
-                let report = Done::new(&args, &catalog, route, restored?);
+                let report = Done::new(&args, founded.token, &catalog, route, restored?);
                 args.output.print(&report)?;
                 return Ok(Exit::Done);
             }

@@ -16,6 +16,7 @@ mod dice;
 mod etcd;
 mod fixtures;
 mod format;
+mod ids;
 mod kill;
 mod live;
 mod made;

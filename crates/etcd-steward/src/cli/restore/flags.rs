@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use crate::{
     chain::Wanted,
     cli::{error::CliError, output::Output, store::StoreArgs},
+    restore::unique_token,
 };
 
 #[derive(Debug, clap::Args)]
@@ -47,8 +48,12 @@ pub(super) struct ClusterArgs {
     /// All members: NAME=URL,…; a member with several URLs is named several times. By default this member alone.
     #[arg(long, value_name = "MEMBERS")]
     initial_cluster: Option<String>,
-    #[arg(long, value_name = "TOKEN", default_value = "etcd-cluster")]
-    initial_cluster_token: String,
+    /// What the IDs of the cluster and its members are made from, beside the peer URLs. All members of one restore need the
+    /// same one, which no other cluster has had: with the token, names and URLs of the cluster that was backed up, its old
+    /// members and clients take the restored cluster for the old one. By default a new one; with several members it must be
+    /// given.
+    #[arg(long, value_name = "TOKEN", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    initial_cluster_token: Option<String>,
     /// Peer URLs of this member.
     #[arg(
         long,
@@ -85,14 +90,21 @@ impl WantedArgs {
     }
 }
 
+/// The cluster that comes of a restore.
+pub(super) struct Founded {
+    pub(super) cluster: NewCluster,
+    pub(super) token: String,
+}
+
 impl ClusterArgs {
-    pub(super) fn found(&self) -> Result<NewCluster, CliError> {
+    pub(super) fn found(&self) -> Result<Founded, CliError> {
         let own = (self.name.clone(), self.initial_advertise_peer_urls.clone());
         let members = match &self.initial_cluster {
             None => vec![own],
             Some(text) => members(text)?,
         };
-        let cluster = NewCluster::new(&self.initial_cluster_token, members)
+        let token = self.token(members.len())?;
+        let cluster = NewCluster::new(&token, members)
             .map_err(|error| CliError::Usage(format!("--initial-cluster: {error}")))?;
         if cluster.member(&self.name).is_none() {
             let name = &self.name;
@@ -100,7 +112,20 @@ impl ClusterArgs {
                 "--initial-cluster has no member {name:?}"
             )));
         }
-        Ok(cluster)
+        Ok(Founded { cluster, token })
+    }
+
+    /// A restore can't see what those of the other members do: only a token that is given makes them one cluster.
+    fn token(&self, members: usize) -> Result<String, CliError> {
+        match &self.initial_cluster_token {
+            Some(token) => Ok(token.clone()),
+            None if members == 1 => Ok(unique_token()),
+            None => Err(CliError::Usage(format!(
+                "--initial-cluster names {members} members: restore each of them with the same --initial-cluster-token, \
+                 which no other cluster has had, for example {}",
+                unique_token()
+            ))),
+        }
     }
 }
 

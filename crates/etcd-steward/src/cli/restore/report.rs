@@ -29,6 +29,7 @@ pub(super) struct Done {
     lost: Option<Revisions>,
     cluster_id: String,
     member_id: String,
+    initial_cluster_token: String,
     db_size: u64,
     leases: Leases,
     alarms_dropped: u64,
@@ -46,7 +47,13 @@ struct Leases {
 }
 
 impl Done {
-    pub(super) fn new(args: &Args, catalog: &Catalog, route: Route, restored: Restored) -> Self {
+    pub(super) fn new(
+        args: &Args,
+        token: String,
+        catalog: &Catalog,
+        route: Route,
+        restored: Restored,
+    ) -> Self {
         let names = catalog
             .snapshots(&route.plan)
             .map(|stored| stored.name.to_string());
@@ -60,6 +67,7 @@ impl Done {
             lost: route.lost,
             cluster_id: restored.cluster_id.to_string(),
             member_id: restored.member_id.to_string(),
+            initial_cluster_token: token,
             db_size: restored.db_size,
             leases: Leases {
                 kept: leases.kept,
@@ -76,7 +84,12 @@ impl Report for Done {
     fn table(&self, out: &mut dyn Write) -> io::Result<()> {
         let (dir, size) = (self.data_dir.display(), HumanBytes(self.db_size));
         writeln!(out, "restored {dir} at revision {} ({size})", self.revision)?;
-        writeln!(out, "cluster {}, member {}", self.cluster_id, self.member_id)?;
+        let token = &self.initial_cluster_token;
+        writeln!(
+            out,
+            "cluster {}, member {}, token {token}",
+            self.cluster_id, self.member_id
+        )?;
         let base = self.snapshots.first().map_or("", String::as_str);
         writeln!(out, "from {base} and {} deltas", self.snapshots.len() - 1)?;
         for fault in &self.left_out {
