@@ -28,7 +28,7 @@ fn single(backup: serde_json::Value, options: serde_json::Value) -> Setup {
 pub(crate) async fn restores_equal(rig: &mut Rig) -> anyhow::Result<()> {
     let before = rig.hash().await?;
     rig.until_covered(before.0).await?;
-    rig.lose_all().await?;
+    rig.lose_all_and_keep_revision().await?;
     let after = rig.hash().await?;
     ensure!(
         before == after,

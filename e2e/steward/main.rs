@@ -27,6 +27,7 @@ mod pki;
 mod put_back;
 mod quorum;
 mod recorded;
+mod raised;
 mod restores;
 mod retention;
 mod rig;

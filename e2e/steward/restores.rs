@@ -248,7 +248,7 @@ async fn quo_09_a_recovered_cluster_has_one_voter_and_no_learner() -> anyhow::Re
     rig.full_snapshot().await?;
     rig.until_covered(last).await?;
     let before = rig.hash().await?;
-    rig.lose_all().await?;
+    rig.lose_all_and_keep_revision().await?;
     let listed = rig.client().await?.member_list().await?;
     let names: Vec<_> = listed
         .members()
@@ -270,7 +270,7 @@ async fn res_16_what_was_restored_is_told() -> anyhow::Result<()> {
         rig.until_covered(revision).await?;
     }
     let (stored, before) = (rig.stored()?, rig.hash().await?);
-    rig.lose_all().await?;
+    rig.lose_all_and_keep_revision().await?;
     let told = status(&rig).await?["lastRestoration"].clone();
     ensure!(
         told["status"] == "Success" && told["type"] == "FromSnapshot",
@@ -362,6 +362,7 @@ async fn store_s3_res_17_progress_moves_with_a_slow_store() -> anyhow::Result<()
     let before = rig.hash().await?;
     rig.kill_all();
     rig.members[0].wipe()?;
+    rig.keep_revision()?;
     proxy.limit_back(RATE);
     rig.start_all()?;
     let (mut moves, mut seen) = (0, String::new());

@@ -375,6 +375,19 @@ impl Rig {
         self.until_ready().await
     }
 
+    /// The same, and the cluster goes on at the revision of the backups, record for record.
+    pub(crate) async fn lose_all_and_keep_revision(&mut self) -> anyhow::Result<()> {
+        self.kill_all();
+        self.keep_revision()?;
+        self.lose_all().await
+    }
+
+    /// Restores don't raise the revision from now on.
+    pub(crate) fn keep_revision(&mut self) -> anyhow::Result<()> {
+        self.setup.backup["revisionAfterRestore"] = json!("Keep");
+        self.reconfigure()
+    }
+
     /// The cluster's revision, and the hash of everything that it holds.
     pub(crate) async fn hash(&self) -> anyhow::Result<(i64, u32)> {
         let answer = self.members[0].client().await?.hash_kv(0).await?;

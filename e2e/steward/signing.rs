@@ -179,6 +179,7 @@ async fn sec_02_altered_snapshots_are_refused() -> anyhow::Result<()> {
 
     // The member doesn't take it either, says so, and goes on as soon as the true one is back.
     rig.members[0].wipe()?;
+    rig.keep_revision()?;
     rig.start_all()?;
     rig.until("the member refuses", async || {
         let told = rig.members[0].call("GET", "/member").await?.1["lastRestoration"].clone();

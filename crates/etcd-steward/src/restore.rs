@@ -19,7 +19,7 @@ use etcd_storage::{
     object::Target,
     restore::{Options, Restored, restore},
 };
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use operator::reconcile::chain as causes;
 use snapstore::StoredSnapshot;
@@ -40,6 +40,11 @@ use crate::{
 
 /// A restore that takes its time is told of at least this often.
 const TOLD_EVERY: Duration = Duration::from_secs(3);
+
+/// How far a restore raises the revision at least. Kubernetes' own instructions have people do the same.
+pub(crate) const RAISE: i64 = 1_000_000_000;
+/// More than etcd can write in a second, since each write is agreed on and synced to disk.
+const WRITES_PER_SECOND: i64 = 100_000;
 
 /// Why the backups weren't restored. The data directory is as it was.
 #[derive(Debug, thiserror::Error)]
@@ -133,7 +138,7 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
                 &begun,
                 RestorationStatus::Success,
                 &message,
-                Some((chain, restored.revision)),
+                Some((chain, restored)),
             );
             if let Some(kubernetes) = &scene.kubernetes {
                 // It is published again and again until it is there; but sooner is better for those who wait to join.
@@ -162,6 +167,14 @@ pub(crate) fn unique_token() -> String {
     format!("restore-{second}-{:032x}", rand::random::<u128>())
 }
 
+/// By how much to raise the revision, so that it lies beyond any that a client can have seen: beyond all that can have been
+/// written since the last snapshot, which ends at `end`, and beyond where a restore before this one has begun.
+fn raise_by(end: i64, uncovered: SignedDuration, raised_before: Option<i64>) -> i64 {
+    let written = uncovered.as_secs().max(0).saturating_mul(WRITES_PER_SECOND);
+    let before = raised_before.map_or(0, |before| before.saturating_sub(end).max(0));
+    RAISE.saturating_add(written).saturating_add(before)
+}
+
 /// What a data directory was restored from.
 #[derive(Debug)]
 struct Used {
@@ -185,9 +198,14 @@ impl Used {
     }
 
     fn tell(&self, restored: &Restored) -> String {
+        let raised = if restored.revision > restored.data_revision {
+            format!(", raised to {}", restored.revision)
+        } else {
+            String::new()
+        };
         format!(
-            "restored to revision {} from {} and {} deltas, a database of {} MiB; what was written after {} is lost",
-            restored.revision,
+            "restored to revision {}{raised} from {} and {} deltas, a database of {} MiB; what was written after {} is lost",
+            restored.data_revision,
             self.full,
             self.deltas,
             restored.db_size >> 20,
@@ -227,6 +245,13 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         seen: Mutex::new(None),
     });
     let chain = source.chain;
+    let raised_before = scene
+        .status
+        .read(|status| status.last_restoration.as_ref().and_then(|last| last.raised_to));
+    let uncovered = Timestamp::now().duration_since(used.until);
+    let bump_revision = scene
+        .raises_revision
+        .then(|| raise_by(end, uncovered, raised_before));
     let fresh = scene.data_dir.with_extension("restored");
     remove(&fresh)?;
     let options = Options {
@@ -238,7 +263,7 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         member: scene.member.name.clone(),
         target: Target::Latest,
         minor: None,
-        bump_revision: None,
+        bump_revision,
         unknown_lease_ttl: None,
     };
     let cluster = hex_id(options.cluster.id().0);
@@ -336,12 +361,18 @@ fn note(
     begun: &Time,
     status: RestorationStatus,
     message: &str,
-    outcome: Option<(&Used, i64)>,
+    outcome: Option<(&Used, &Restored)>,
 ) {
     let ended = status != RestorationStatus::InProgress;
     scene.status.update(|member| {
         let this = member.last_restoration.take();
+        // What a restore that doesn't come to its end would leave out, the next one needs.
+        let raised_before = this.as_ref().and_then(|last| last.raised_to);
         let this = this.filter(|last| last.start_time.as_ref() == Some(begun));
+        let raised_to = match outcome {
+            Some((_, restored)) => Some(restored.revision).filter(|raised| *raised > restored.data_revision),
+            None => raised_before,
+        };
         member.last_restoration = Some(Restoration {
             cluster_id: this.and_then(|this| this.cluster_id),
             type_: RestorationType::FromSnapshot,
@@ -354,9 +385,38 @@ fn note(
             snapshot_sha256: outcome.and_then(|(used, _)| used.sha256.clone()),
             deltas: outcome.and_then(|(used, _)| i32::try_from(used.deltas).ok()),
             covered_until: outcome.map(|(used, _)| Time(used.until)),
-            revision: outcome.map(|(_, revision)| revision),
+            revision: outcome.map(|(_, restored)| restored.data_revision),
+            raised_to,
             // By the etcd that starts from it.
             keys: None,
         });
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Clients may have seen what no snapshot has, and what was written after an earlier restore from the same snapshots.
+    #[test]
+    fn a_raised_revision_is_beyond_all_that_was_seen() {
+        let hours = SignedDuration::from_hours;
+        for (end, uncovered, raised_before, expected) in [
+            (11, 0, None, 1_000_000_000),
+            // The clock of whoever took the snapshot was ahead.
+            (11, -1, None, 1_000_000_000),
+            (11, 1, None, 1_360_000_000),
+            // No snapshot was stored since then.
+            (11, 1, Some(5_000_000_011), 6_360_000_000),
+            // One was.
+            (6_000_000_000, 0, Some(5_000_000_011), 1_000_000_000),
+            (11, 1, Some(i64::MAX), i64::MAX),
+        ] {
+            assert_eq!(
+                raise_by(end, hours(uncovered), raised_before),
+                expected,
+                "{end}, {uncovered}, {raised_before:?}"
+            );
+        }
+    }
 }

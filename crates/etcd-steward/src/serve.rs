@@ -170,6 +170,7 @@ impl Steward {
                 .store
                 .as_ref()
                 .and_then(|store| store.endpoint_override.clone()),
+            raises_revision: self.config.backup.raises_revision(),
             status: status.clone(),
             contents: contents.clone(),
             steward_tls: self.args.steward_tls.clone(),

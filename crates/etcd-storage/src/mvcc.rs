@@ -5,6 +5,10 @@
 
 use std::fmt;
 
+/// The highest revision that a restored etcd may begin with. Revisions are signed 64-bit numbers, and etcd panics at a write
+/// beyond the last one; so half of them are left.
+pub const MAX_START: i64 = i64::MAX / 2;
+
 /// Place of a change in the history: the revision of its transaction and its place in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revision {

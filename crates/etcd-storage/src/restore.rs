@@ -35,7 +35,8 @@ pub struct Options {
     /// Minor version of the etcd that is to start. `None` leaves the versions in the database as they are in the
     /// full snapshot; a lower etcd then may refuse to start.
     pub minor: Option<Minor>,
-    /// Raise the revision by so much and mark all before as compacted, so that watchers and caches notice.
+    /// Raise the revision by so much and mark all before as compacted, so that watchers and caches notice. What lies beyond
+    /// [`MAX_START`](crate::mvcc::MAX_START) is refused.
     pub bump_revision: Option<i64>,
     /// TTL in seconds for leases that keys hang on, but whose TTL is unknown. `None`: they are not created, and
     /// their keys stay.
@@ -45,8 +46,10 @@ pub struct Options {
 /// What was restored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Restored {
-    /// Revision of the database.
+    /// Revision that the etcd begins with which starts from the database.
     pub revision: i64,
+    /// Revision of the state that was restored: lower than `revision` if that was raised.
+    pub data_revision: i64,
     /// Revision of the full snapshot that it was made from.
     pub base_revision: i64,
     /// Id of the new cluster.
@@ -146,6 +149,7 @@ fn prepare(data_dir: &Path) -> Result<PathBuf, Error> {
 
 fn seal(mut assembly: Assembly, options: &Options, member: &Member) -> Result<Restored, Error> {
     let base_revision = assembly.overview.revision;
+    let data_revision = assembly.revision;
     let mut compact = Compaction {
         finished: assembly.overview.finished_compact,
         scheduled: assembly.overview.scheduled_compact,
@@ -173,6 +177,7 @@ fn seal(mut assembly: Assembly, options: &Options, member: &Member) -> Result<Re
     let rewritten = assembly.seal(&expected, options.unknown_lease_ttl, &rewrite)?;
     Ok(Restored {
         revision: rewritten.revision,
+        data_revision,
         base_revision,
         cluster_id: options.cluster.id(),
         member_id: member.id(),

@@ -21,12 +21,12 @@ use common::server::{Etcd, Place, binaries, cluster, put_request};
 use etcd_storage::bolt::Db;
 use etcd_storage::compression::{Compression, Encoder};
 use etcd_storage::delta::{self, Event, EventKind};
-use etcd_storage::mvcc::KeyValue;
+use etcd_storage::mvcc::{KeyValue, MAX_START};
 use etcd_storage::object::{Chain, Object, Target};
 use etcd_storage::restore::{Options, Restored, restore};
 use etcd_storage::schema::{Minor, Overview};
 use etcd_storage::validate::{Verdict, full, sanity};
-use etcd_storage::{compact, dump};
+use etcd_storage::{assemble, compact, dump};
 use serde_json::json;
 
 fn restore_for(chain: &Chain, data_dir: &Path, places: &[Place], name: &str, minor: Minor) -> Restored {
@@ -447,12 +447,57 @@ fn etcd_with_a_raised_revision_cancels_old_watches() {
         };
         let chain = common::plan(&case.objects(), None).unwrap();
         let restored = restore(&chain, &options, &mut |_| ControlFlow::Continue(())).unwrap();
-        assert_eq!(restored.revision, 1_000_057);
+        assert_eq!((restored.revision, restored.data_revision), (1_000_057, 57));
         let mut etcd = Etcd::start(minor, &data_dir, &place);
         assert_eq!(etcd.hash_kv().1, 1_000_057, "{minor}");
         let (success, told) = etcd.try_etcdctl(&["get", "--rev", "100", "a"]);
         assert!(!success && told.contains("compacted"), "{minor}: {told}");
         assert_eq!(etcd.put("after", b"", 0), 1_000_058);
+    }
+}
+
+/// Behind 2^63 - 1 etcd panics: so far a revision is never raised, not even in many steps.
+#[test]
+fn etcd_at_the_highest_revision_takes_writes_and_is_raised_no_further() {
+    let case = common::case("gzip-basic");
+    let chain = common::plan(&case.objects(), None).unwrap();
+    for minor in Minor::ALL {
+        let dir = tempfile::tempdir().unwrap();
+        let place = Place::new("t1-0");
+        let raised = |chain: &Chain, name: &str, amount| {
+            let options = Options {
+                data_dir: dir.path().join(name),
+                cluster: cluster(std::slice::from_ref(&place)),
+                member: "t1-0".to_owned(),
+                target: Target::Latest,
+                minor: Some(minor),
+                bump_revision: Some(amount),
+                unknown_lease_ttl: None,
+            };
+            restore(chain, &options, &mut |_| ControlFlow::Continue(()))
+        };
+        for amount in [i64::MAX, i64::MAX - 57, MAX_START, MAX_START - 56] {
+            let error = raised(&chain, "refused", amount).unwrap_err();
+            assert!(
+                matches!(error, assemble::Error::RevisionTooHigh { revision: 57, .. }),
+                "{error}"
+            );
+            assert!(!dir.path().join("refused").exists());
+        }
+        assert_eq!(
+            raised(&chain, "highest", MAX_START - 57).unwrap().revision,
+            MAX_START
+        );
+        let mut etcd = Etcd::start(minor, &dir.path().join("highest"), &place);
+        assert_eq!(etcd.put("after", b"", 0), MAX_START + 1, "{minor}");
+        let snapshot = dir.path().join("snapshot.db");
+        etcd.snapshot(&snapshot);
+        let chain = Chain {
+            base: full_object(&snapshot),
+            deltas: Vec::new(),
+        };
+        let error = raised(&chain, "refused", 1).unwrap_err().to_string();
+        assert!(error.contains("can't be raised by 1"), "{minor}: {error}");
     }
 }
 

@@ -398,9 +398,13 @@ pub struct Restoration {
     /// When the last of them was taken. What was written later is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub covered_until: Option<Time>,
-    /// The revision that it reached.
+    /// The revision of the state that was restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
+    /// The revision that the restored etcd began with, if it was raised: all before it is compacted, so that clients notice.
+    /// Until this restore succeeds, that of the one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raised_to: Option<i64>,
     /// Keys at that revision, as the restored etcd counts them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,

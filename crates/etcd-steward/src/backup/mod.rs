@@ -11,6 +11,7 @@ pub mod owner;
 mod pace;
 mod pieces;
 mod report;
+mod restored;
 mod retention;
 mod secondary;
 mod settings;

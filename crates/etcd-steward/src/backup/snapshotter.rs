@@ -21,6 +21,7 @@ use super::{
     lanes::{DeltaLane, FullLane},
     owner::Owner,
     report::Report,
+    restored,
     upload::{Outcome, store_delta, store_error, take_full},
 };
 use crate::etcd::EtcdError;
@@ -58,11 +59,13 @@ impl Snapshotter {
             .list()
             .await
             .map_err(|source| store_error(owner, source))?;
-        let (full, deltas) = own_set(owner, newest_set(&listing), current).await?;
-        let covered = deltas
-            .last()
-            .or(full.as_ref())
-            .map_or(0, |snapshot| snapshot.name.last_revision);
+        let newest = newest_set(&listing);
+        let restored = owner.status.read(|status| restored::began_at(status, &newest));
+        let (full, deltas) = match restored {
+            Some(_) => newest,
+            None => own_set(owner, newest, current).await?,
+        };
+        let covered = restored.unwrap_or_else(|| restored::end_of(&full, &deltas));
         let full_due = full.as_ref().is_none_or(|full| full.name.is_final);
         let next_full = next_full(owner, full.as_ref());
         info!(
@@ -73,7 +76,7 @@ impl Snapshotter {
             store = owner.store.location(),
             "owning the backups"
         );
-        let gap = full.is_none().then_some(current);
+        let gap = (full.is_none() || restored.is_some()).then_some(current);
         let base = gap.unwrap_or(covered);
         let collector = Collector::open(&owner.connector, base, owner.settings.compression).await?;
         owner.learn(|known| {
@@ -302,7 +305,7 @@ async fn until(time: Option<Timestamp>) {
     }
 }
 
-type NewestSet = (Option<StoredSnapshot>, Vec<StoredSnapshot>);
+pub(super) type NewestSet = (Option<StoredSnapshot>, Vec<StoredSnapshot>);
 
 /// What of the store's newest set is of this cluster's history: all or nothing.
 async fn own_set(owner: &Owner, set: NewestSet, current: i64) -> Result<NewestSet, BackupError> {

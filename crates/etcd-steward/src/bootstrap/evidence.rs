@@ -66,6 +66,8 @@ pub struct Scene {
     pub store: Option<Arc<dyn SnapStore>>,
     /// Where the store is, if the Etcd says so.
     pub store_endpoint: Option<String>,
+    /// Whether a restore raises the revision beyond all that clients have seen.
+    pub raises_revision: bool,
     /// What this member tells.
     pub status: Status,
     /// What the other members are told of its volume.

@@ -112,6 +112,7 @@ pub fn is_damage(error: &assemble::Error) -> bool {
         E::TargetCompacted { .. }
         | E::TargetNotReached { .. }
         | E::NoTime { .. }
+        | E::RevisionTooHigh { .. }
         | E::Write(_)
         | E::Io { .. }
         | E::Stopped => false,

@@ -7,6 +7,7 @@ use etcd_storage::{
 use jiff::Timestamp;
 
 use super::{Catalog, Cause, Damage, Fault, Rescue, Revisions};
+use crate::restore::RAISE;
 
 /// The state to be had.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -184,6 +185,21 @@ impl Catalog {
     }
 }
 
+/// Where the history begins that follows a restore after that time: the first full snapshot behind a jump which is
+/// wider than any delta. Its deltas follow no snapshot from before, and nothing is missing between them.
+fn raised_after(links: &[Link], time: Timestamp) -> Option<i64> {
+    let begins = |full: &&Link| {
+        let before = links
+            .iter()
+            .filter(|link| link.last < full.last)
+            .map(|link| link.last);
+        full.kind == Kind::Full
+            && full.created_on > time.as_second()
+            && before.max().is_some_and(|before| full.last - before >= RAISE)
+    };
+    links.iter().filter(begins).map(|full| full.last).min()
+}
+
 #[derive(Default)]
 struct Detour {
     plan: Option<Plan>,
@@ -215,6 +231,11 @@ fn plan(links: &[Link], bound: Option<i64>) -> Result<Plan, chain::Error> {
 
 /// The snapshots that were made until a time, and the deltas in which it may lie.
 fn until(links: impl Iterator<Item = Link>, time: Timestamp) -> Result<Vec<Link>, Error> {
+    let links: Vec<_> = links.collect();
+    let raised = raised_after(&links, time);
+    let links = links
+        .into_iter()
+        .filter(|link| raised.is_none_or(|raised| link.last < raised));
     // Times in names are cut to seconds: of that second it isn't known on which side they lie.
     let (mut before, after): (Vec<_>, Vec<_>) = links.partition(|link| link.created_on < time.as_second());
     if before.iter().all(|link| link.kind == Kind::Delta) {

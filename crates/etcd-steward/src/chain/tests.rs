@@ -83,6 +83,35 @@ fn good_chains_are_taken_as_they_are() {
     }
 }
 
+/// A restore raises the revision: what lies between is in no snapshot, and isn't missing.
+#[test]
+fn a_raised_revision_is_no_hole() {
+    const F: &str = "Full-00000000-1000000026-140.gz";
+    const D: &str = "Incr-1000000027-1000000030-150.gz";
+    let all = catalog(&[F8, D14, D20, F20, D26, F, D]);
+    let time = |second| Wanted::Time(Timestamp::from_second(second).unwrap());
+    for (wanted, expected) in [
+        (Wanted::Latest, &[F, D][..]),
+        (Wanted::Revision(26), &[F20, D26]),
+        (Wanted::Revision(1_000_000_027), &[F, D]),
+        (Wanted::Snapshot(D.to_owned()), &[F, D]),
+        // Between the last snapshot before the restore and the first one after it.
+        (time(135), &[F20, D26]),
+        (time(115), &[F8, D14, D20]),
+        (time(145), &[F, D]),
+        (time(999), &[F, D]),
+    ] {
+        let route = all.route(&wanted, false).unwrap();
+        let (names, left_out, lost) = described(&all, &route);
+        assert_eq!(names, expected, "{wanted:?}");
+        assert!(left_out.is_empty() && lost.is_none());
+    }
+    // A delta is missing, and nothing was restored.
+    let hole = catalog(&[F8, D14, F20, D26]);
+    let error = hole.route(&time(117), false).unwrap_err();
+    assert!(matches!(error, Error::Damaged(_)), "{error}");
+}
+
 /// What is asked of a damaged store, the error, and what falling back gives: names, left out, lost.
 type Row<'a> = (
     &'a [&'a str],

@@ -34,7 +34,9 @@ fn uncounted(member: &EtcdMemberStatus) -> Option<i64> {
         .is_some_and(|end| Timestamp::now().duration_since(end.0) < TRIED);
     let is_whole = restoration.status == RestorationStatus::Success
         && restoration.type_ == RestorationType::FromSnapshot;
+    // Raised, all before it is compacted, and the state at it is the restored one.
     restoration
-        .revision
+        .raised_to
+        .or(restoration.revision)
         .filter(|_| is_new && is_whole && restoration.keys.is_none())
 }

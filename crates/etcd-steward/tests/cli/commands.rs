@@ -179,6 +179,9 @@ fn failures_and_wrong_calls_are_told_apart() {
         &["--etcd-version", "3.4"],
         &["--initial-cluster", "a=http://a:2380"],
         &["--initial-cluster", "http://a:2380"],
+        &["--bump-revision", "0"],
+        &["--bump-revision", "9223372036854775807"],
+        &["--bump-revision", "4611686018427387904"],
         &["--no-such-flag"],
     ] {
         restore(&none, &data_dir, args).exits(2);

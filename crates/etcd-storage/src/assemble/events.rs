@@ -7,7 +7,7 @@ use super::leases::LeaseBook;
 use super::{Error, Meter};
 use crate::bolt::{self, Edge, Pages, TreeBuilder};
 use crate::delta::{Decoder, Event, EventKind, Positioned};
-use crate::mvcc::{KeyValue, RecordKey, Revision};
+use crate::mvcc::{KeyValue, MAX_START, RecordKey, Revision};
 use crate::object::{Object, Target};
 use crate::schema::bucket;
 
@@ -150,8 +150,13 @@ impl Appender {
     }
 
     /// Adds an empty record at a later revision, as etcd's own restore does to raise the revision.
-    pub(super) fn bump(&mut self, amount: i64) -> Result<(), bolt::Error> {
-        self.complete = self.complete.saturating_add(amount);
+    pub(super) fn bump(&mut self, amount: i64) -> Result<(), Error> {
+        let raised = self.complete.checked_add(amount);
+        let raised = raised.filter(|raised| *raised <= MAX_START);
+        self.complete = raised.ok_or(Error::RevisionTooHigh {
+            revision: self.complete,
+            amount,
+        })?;
         let key = RecordKey {
             revision: Revision {
                 main: self.complete,
@@ -159,7 +164,8 @@ impl Appender {
             },
             tombstone: false,
         };
-        self.tree.push(&mut self.pages, key.bytes().as_ref(), &[], 0)
+        let pushed = self.tree.push(&mut self.pages, key.bytes().as_ref(), &[], 0);
+        pushed.map_err(Error::Write)
     }
 }
 

@@ -24,7 +24,7 @@ use self::leases::LeaseBook;
 pub use self::leases::LeaseReport;
 pub(crate) use self::seal::Rewrite;
 use crate::bolt::{self, Db};
-use crate::mvcc::{RecordKey, Revision};
+use crate::mvcc::{MAX_START, RecordKey, Revision};
 use crate::object::{Chain, Object, Target};
 use crate::schema::{Overview, bucket};
 use crate::trailer::{self, Body};
@@ -122,6 +122,18 @@ pub enum Error {
         /// The revision.
         revision: i64,
     },
+    /// The revision can't be raised so far.
+    #[error(
+        "revision {revision} can't be raised by {amount}: a restored etcd may begin at revision {} at the most, since it \
+         panics behind 2^63 - 1",
+        MAX_START
+    )]
+    RevisionTooHigh {
+        /// The revision of what is restored.
+        revision: i64,
+        /// By how much it was to be raised.
+        amount: i64,
+    },
     /// The result can't be written.
     #[error("write of the database failed")]
     Write(#[source] bolt::Error),
@@ -160,7 +172,11 @@ impl Error {
             | Self::EndsElsewhere { object, .. }
             | Self::TargetCompacted { object, .. }
             | Self::NoTime { object, .. } => Some(object),
-            Self::TargetNotReached { .. } | Self::Write(_) | Self::Io { .. } | Self::Stopped => None,
+            Self::TargetNotReached { .. }
+            | Self::RevisionTooHigh { .. }
+            | Self::Write(_)
+            | Self::Io { .. }
+            | Self::Stopped => None,
         }
     }
 }

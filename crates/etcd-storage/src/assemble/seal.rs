@@ -43,7 +43,7 @@ impl Assembly {
 
     /// Raises the revision by an empty record. Not together with a target in the base: it has its leases.
     pub(crate) fn bump(&mut self, amount: i64) -> Result<(), Error> {
-        self.appender.bump(amount).map_err(Error::Write)?;
+        self.appender.bump(amount)?;
         self.revision = self.appender.revision();
         Ok(())
     }

@@ -83,6 +83,11 @@ pub struct BackupSpec {
     /// How snapshots are compressed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<CompressionSpec>,
+    /// What a restore by Druid itself does to the revision. `Raise`: the cluster goes on beyond any revision that a client
+    /// can have seen, and all before is compacted, so that watches and caches notice. `Keep`: it goes on at the
+    /// revision of the backup, and watches from beyond it miss what comes. Default: `Raise`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision_after_restore: Option<RevisionAfterRestore>,
     /// Serves profiling data. Default: false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enable_profiling: Option<bool>,
@@ -126,6 +131,16 @@ impl SigningSpec {
     pub fn secret_name(&self) -> Option<&str> {
         let name = self.secret_ref.as_ref()?.name.as_deref();
         name.filter(|name| !name.is_empty())
+    }
+}
+
+open_enum! {
+    /// What a restore does to the revision.
+    pub enum RevisionAfterRestore {
+        /// Raises it beyond anything that a client can have seen, and marks all before as compacted.
+        Raise = "Raise",
+        /// Goes on at the revision of the backup.
+        Keep = "Keep",
     }
 }
 

@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::{
     BackupSpec, CompactionMode, CompressionPolicy, Etcd, EtcdConfig, EtcdSpec, FreelistType,
-    GarbageCollectionPolicy, MetricsLevel,
+    GarbageCollectionPolicy, MetricsLevel, RevisionAfterRestore,
 };
 use crate::{
     duration::{GoDuration, InvalidDuration},
@@ -146,6 +146,11 @@ impl BackupSpec {
         self.garbage_collection_policy
             .clone()
             .unwrap_or(GarbageCollectionPolicy::LimitBased)
+    }
+
+    /// Whether a restore by Druid itself raises the revision beyond all that clients have seen.
+    pub fn raises_revision(&self) -> bool {
+        self.revision_after_restore != Some(RevisionAfterRestore::Keep)
     }
 
     /// Full snapshots that `LimitBased` keeps.

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 
 pub use backup::{
     BackupSpec, CompressionPolicy, CompressionSpec, GarbageCollectionPolicy, LeaderElectionSpec,
-    SecondarySpec, SignaturePolicy, SigningSpec, SnapshotCompactionSpec,
+    RevisionAfterRestore, SecondarySpec, SignaturePolicy, SigningSpec, SnapshotCompactionSpec,
 };
 pub use bootstrap::{BootstrapMember, BootstrapWithExistingClusterSpec, BootstrapWithExistingClusterStatus};
 pub use config::{

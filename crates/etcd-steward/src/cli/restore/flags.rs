@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use etcd_storage::{cluster::NewCluster, schema::Minor};
+use etcd_storage::{cluster::NewCluster, mvcc::MAX_START, schema::Minor};
 use jiff::Timestamp;
 
 use crate::{
@@ -27,8 +27,9 @@ pub struct Args {
     /// If snapshots are damaged or missing, restore what can be had without them.
     #[arg(long)]
     pub(super) fallback: bool,
-    /// Raise the revision by so much and mark all before it as compacted, so that watchers and caches notice.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    /// Raise the revision by so much and mark all before it as compacted, so that watchers and caches notice. The revision
+    /// must stay below 2^62.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_START))]
     pub(super) bump_revision: Option<i64>,
     /// Seconds to live of leases which keys hang on, but whose time to live no snapshot tells. Without it these leases
     /// aren't made, and their keys stay.

@@ -20,6 +20,8 @@ use crate::{
 pub(super) struct Done {
     data_dir: PathBuf,
     revision: i64,
+    /// Revision of the state that was restored: lower if the revision was raised.
+    data_revision: i64,
     base_revision: i64,
     /// What it was restored from.
     snapshots: Vec<String>,
@@ -61,6 +63,7 @@ impl Done {
         Self {
             data_dir: args.data_dir.clone(),
             revision: restored.revision,
+            data_revision: restored.data_revision,
             base_revision: restored.base_revision,
             snapshots: names.collect(),
             left_out: route.left_out,
@@ -83,7 +86,13 @@ impl Done {
 impl Report for Done {
     fn table(&self, out: &mut dyn Write) -> io::Result<()> {
         let (dir, size) = (self.data_dir.display(), HumanBytes(self.db_size));
-        writeln!(out, "restored {dir} at revision {} ({size})", self.revision)?;
+        let (from, to) = (self.data_revision, self.revision);
+        let raised = if to > from {
+            format!(", raised to {to}")
+        } else {
+            String::new()
+        };
+        writeln!(out, "restored {dir} at revision {from}{raised} ({size})")?;
         let token = &self.initial_cluster_token;
         writeln!(
             out,
