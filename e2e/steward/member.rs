@@ -294,7 +294,11 @@ impl Member {
                 flag("data-dir", "data/new.etcd"),
             ])
             .args([flag("temp", "temp"), flag("socket", "run/steward.sock")])
-            .args([flag("etcd-tls", "tls"), flag("steward-tls", "tls")])
+            .args([
+                flag("etcd-tls", "tls"),
+                flag("client-tls", "tls"),
+                flag("steward-tls", "tls"),
+            ])
             .arg(format!("--listen=127.0.0.1:{api}"))
             .arg(format!("--listen-health=127.0.0.1:{health}"))
             .args((!self.secure).then_some("--insecure-api"))

@@ -31,6 +31,8 @@ pub mod path {
     pub const CONFIG: &str = "/var/etcd/config";
     /// Certificates of etcd: see [`super::tls`].
     pub const ETCD_TLS: &str = "/var/etcd/tls";
+    /// The certificate with which the steward calls etcd: see [`super::tls`]. Not for etcd's container.
+    pub const CLIENT_TLS: &str = "/var/steward/client-tls";
     /// Certificates of the steward: `ca.crt`, `tls.crt`, `tls.key`, and where brought `brought-ca.crt` and so on.
     pub const STEWARD_TLS: &str = "/var/steward/tls";
     /// Where the steward's binary is copied to for the etcd container.
@@ -51,6 +53,18 @@ pub mod tls {
     pub const PEER_CA: &str = "peer-ca.crt";
     pub const PEER_CERT: &str = "peer.crt";
     pub const PEER_KEY: &str = "peer.key";
+
+    /// What etcd itself needs of them.
+    pub const OF_ETCD: [&str; 6] = [
+        CLIENT_CA,
+        CLIENT_SERVER_CERT,
+        CLIENT_SERVER_KEY,
+        PEER_CA,
+        PEER_CERT,
+        PEER_KEY,
+    ];
+    /// What the steward needs to call it.
+    pub const OF_CLIENT: [&str; 2] = [CLIENT_CERT, CLIENT_KEY];
 }
 
 /// Keys of the Secret with the stewards' certificates under which the etcd-controller copies the user name and the password

@@ -41,6 +41,9 @@ pub struct Args {
     /// Folder with etcd's certificates.
     #[arg(long, default_value = path::ETCD_TLS)]
     pub etcd_tls: PathBuf,
+    /// Folder with the certificate for calls of etcd.
+    #[arg(long, default_value = path::CLIENT_TLS)]
+    pub client_tls: PathBuf,
     /// Folder with the steward's certificates.
     #[arg(long, default_value = path::STEWARD_TLS)]
     pub steward_tls: PathBuf,

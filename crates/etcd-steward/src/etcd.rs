@@ -1,14 +1,13 @@
 //! Connections to etcd. Certificates and passwords are read anew for every connection, so that rotated ones are used.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::PathBuf, time::Duration};
 
 use api::steward::{ClusterMember, auth, tls};
 use etcd_client::{Client, ConnectOptions, GetOptions, MemberListResponse, TlsOptions};
 use tokio::{fs, net::TcpStream, time::timeout};
 use tonic::transport::{Certificate, Identity};
+
+use crate::running::RunningConfig;
 
 /// How long one short call may take.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -84,6 +83,8 @@ pub enum Consistency {
 pub struct Connector {
     /// Folder of the certificates.
     pub tls: PathBuf,
+    /// Folder of the certificate that is shown to etcd.
+    pub client_tls: PathBuf,
     /// Folder of the user name and the password, where etcd asks for one.
     pub auth: Option<PathBuf>,
     /// Name in the server certificate for connections to the member beside us.
@@ -91,7 +92,7 @@ pub struct Connector {
     /// URL of the member beside us, once its etcd runs with the newest configuration.
     pub local_url: String,
     /// The configuration that its etcd really runs with.
-    pub running: Option<PathBuf>,
+    pub running: Option<RunningConfig>,
 }
 
 impl Connector {
@@ -100,6 +101,7 @@ impl Connector {
     pub(crate) fn plain(url: &str) -> Self {
         Self {
             tls: PathBuf::new(),
+            client_tls: PathBuf::new(),
             auth: None,
             local_name: String::new(),
             local_url: url.to_owned(),
@@ -109,8 +111,7 @@ impl Connector {
 
     /// Connects to the member beside us.
     pub async fn local(&self) -> Result<Client, EtcdError> {
-        self.connect(&[&self.running_url().await], Some(&self.local_name))
-            .await
+        self.connect(&[&self.running_url()], Some(&self.local_name)).await
     }
 
     /// Connects to a member by the URLs that it advertises.
@@ -172,11 +173,8 @@ impl Connector {
     }
 
     /// TLS may just have been switched on or off, and etcd not restarted yet.
-    async fn running_url(&self) -> String {
-        let scheme = match &self.running {
-            Some(file) => running_scheme(file).await,
-            None => None,
-        };
+    fn running_url(&self) -> String {
+        let scheme = self.running.as_ref().and_then(running_scheme);
         match (scheme, self.local_url.split_once("://")) {
             (Some(scheme), Some((_, rest))) => format!("{scheme}://{rest}"),
             _ => self.local_url.clone(),
@@ -205,10 +203,11 @@ impl Connector {
     }
 
     async fn tls_options(&self, name: Option<&str>) -> Result<TlsOptions, EtcdError> {
-        let file = |file: &str| read(self.tls.join(file));
-        let identity = Identity::from_pem(file(tls::CLIENT_CERT).await?, file(tls::CLIENT_KEY).await?);
+        let own = |file: &str| read(self.client_tls.join(file));
+        let identity = Identity::from_pem(own(tls::CLIENT_CERT).await?, own(tls::CLIENT_KEY).await?);
+        let authority = read(self.tls.join(tls::CLIENT_CA)).await?;
         let options = TlsOptions::new()
-            .ca_certificate(Certificate::from_pem(file(tls::CLIENT_CA).await?))
+            .ca_certificate(Certificate::from_pem(authority))
             .identity(identity);
         Ok(match name {
             Some(name) => options.domain_name(name),
@@ -241,11 +240,9 @@ async fn read(path: PathBuf) -> Result<Vec<u8>, EtcdError> {
 }
 
 /// By what a running etcd serves its clients; `None` when that can't be told.
-async fn running_scheme(config: &Path) -> Option<&'static str> {
-    let text = fs::read_to_string(config).await.ok()?;
-    let config: serde_json::Map<String, serde_json::Value> = serde_saphyr::from_str(&text).ok()?;
-    let urls = config.get("listen-client-urls")?.as_str()?;
-    Some(if urls.starts_with("https://") {
+fn running_scheme(running: &RunningConfig) -> Option<&'static str> {
+    let urls = running.option("listen-client-urls")?;
+    Some(if urls.as_str()?.starts_with("https://") {
         "https"
     } else {
         "http"
@@ -332,14 +329,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let running = dir.path().join("etcd.conf.yaml");
         let connector = Connector {
-            running: Some(running.clone()),
+            running: Some(RunningConfig::new(&running)),
             ..Connector::plain("https://127.0.0.1:2379")
         };
-        assert_eq!(connector.running_url().await, "https://127.0.0.1:2379");
+        assert_eq!(connector.running_url(), "https://127.0.0.1:2379");
         std::fs::write(&running, "listen-client-urls: http://0.0.0.0:2379\n").unwrap();
-        assert_eq!(connector.running_url().await, "http://127.0.0.1:2379");
+        assert_eq!(connector.running_url(), "http://127.0.0.1:2379");
         std::fs::write(&running, "listen-client-urls: https://0.0.0.0:2379\n").unwrap();
-        assert_eq!(connector.running_url().await, "https://127.0.0.1:2379");
+        assert_eq!(connector.running_url(), "https://127.0.0.1:2379");
     }
 
     #[tokio::test]

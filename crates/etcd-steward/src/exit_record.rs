@@ -10,11 +10,14 @@ use std::{
     path::Path,
 };
 
+use etcd_storage::beneath::Beneath;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 const FILE: &str = "exit-record.json";
 const WRAPPER_FILE: &str = "exit_code";
+/// No record is longer.
+const MAX_SIZE: u64 = 4096;
 /// What etcd-wrapper took for a clean end.
 const WRAPPER_CLEAN: [&str; 2] = ["terminated", "interrupt"];
 
@@ -58,10 +61,12 @@ impl ExitRecord {
 
     /// Reads the record; `None` when there is none or it can't be understood, which is no clean end.
     pub fn read(volume: &Path) -> Option<Self> {
-        if let Ok(text) = fs::read(volume.join(FILE)) {
-            return serde_json::from_slice(&text).ok();
+        match Beneath::new(volume, FILE).read(MAX_SIZE) {
+            Ok(text) => return serde_json::from_slice(&text).ok(),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(_) => return None,
         }
-        let code = fs::read_to_string(volume.join(WRAPPER_FILE)).ok()?;
+        let code = Beneath::new(volume, WRAPPER_FILE).read_text(MAX_SIZE).ok()?;
         WRAPPER_CLEAN
             .contains(&code.trim())
             .then(|| Self::now(ExitState::Clean))
@@ -72,8 +77,10 @@ impl ExitRecord {
         let wrapper = volume.join(WRAPPER_FILE);
         if self.state == ExitState::Clean {
             replace(volume, WRAPPER_FILE, WRAPPER_CLEAN[0].as_bytes())?;
-        } else if wrapper.exists() {
-            fs::remove_file(wrapper)?;
+        } else if let Err(error) = fs::remove_file(wrapper)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(error);
         }
         replace(volume, FILE, &serde_json::to_vec(self)?)
     }
@@ -116,6 +123,26 @@ mod tests {
         }
         fs::write(dir.path().join(FILE), "{").unwrap();
         assert_eq!(ExitRecord::read(dir.path()), None);
+    }
+
+    /// etcd's container can make them as well: a link is no record, and neither is a pipe, which isn't waited for.
+    #[test]
+    fn links_and_pipes_are_no_record() {
+        let (dir, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        ExitRecord::now(ExitState::Clean).write(other.path()).unwrap();
+        for file in [FILE, WRAPPER_FILE] {
+            std::os::unix::fs::symlink(other.path().join(file), dir.path().join(file)).unwrap();
+            assert_eq!(ExitRecord::read(dir.path()), None, "{file}");
+            fs::remove_file(dir.path().join(file)).unwrap();
+            nix::unistd::mkfifo(&dir.path().join(file), nix::sys::stat::Mode::S_IRWXU).unwrap();
+            assert_eq!(ExitRecord::read(dir.path()), None, "{file}");
+            fs::remove_file(dir.path().join(file)).unwrap();
+        }
+        fs::write(dir.path().join(FILE), vec![b' '; 5000]).unwrap();
+        assert_eq!(ExitRecord::read(dir.path()), None);
+        std::os::unix::fs::symlink(other.path(), dir.path().join(WRAPPER_FILE)).unwrap();
+        ExitRecord::now(ExitState::Running).write(dir.path()).unwrap();
+        assert!(ExitRecord::read(dir.path()).is_some() && other.path().join(FILE).exists());
     }
 
     /// A volume that etcd-wrapper used before.

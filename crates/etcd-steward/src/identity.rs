@@ -1,8 +1,9 @@
 //! The identity file on the data volume: whose data this is. A volume that ends up at another member is recognised by
 //! it, and nothing is written there.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
+use etcd_storage::beneath::Beneath;
 use serde::{Deserialize, Serialize};
 
 use crate::{exit_record, volume::VolumeError};
@@ -10,6 +11,8 @@ use crate::{exit_record, volume::VolumeError};
 const FILE: &str = "identity.json";
 /// What etcd-backup-restore left: the namespace only.
 const SAFE_GUARD: &str = "safe_guard";
+/// Neither is longer: names have 253 bytes at the most.
+const MAX_SIZE: u64 = 4096;
 
 /// Whose data lies on a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,13 +68,25 @@ impl Identity {
     /// What is on the volume, if anything is.
     fn read(volume: &Path) -> Result<Option<Self>, VolumeError> {
         let file = volume.join(FILE);
-        match fs::read(&file) {
-            Ok(text) => serde_json::from_slice(&text)
-                .map(Some)
-                .map_err(|error| VolumeError::at("understand", &file)(error.into())),
+        match Beneath::new(volume, FILE).read(MAX_SIZE) {
+            Ok(text) => match serde_json::from_slice(&text) {
+                Ok(found) if Self::is_wellformed(&found) => Ok(Some(found)),
+                // Not the error itself: it repeats what is in the file.
+                _ => Err(VolumeError::at("understand", &file)(io::Error::other(
+                    "it isn't what a steward writes",
+                ))),
+            },
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(VolumeError::at("read", &file)(error)),
         }
+    }
+
+    /// It is shown to people, so it must be no more than names.
+    fn is_wellformed(found: &Self) -> bool {
+        let is_id =
+            |id: &String| (1..=16).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let names = [&found.namespace, &found.etcd, &found.member];
+        names.into_iter().all(|name| is_name(name)) && found.cluster_id.as_ref().is_none_or(is_id)
     }
 
     /// The cluster that this very member was last seen in: what a predecessor left doesn't count.
@@ -87,9 +102,14 @@ impl Identity {
     /// A volume of etcd-backup-restore.
     fn safe_guard(&self, volume: &Path) -> Result<Owner, VolumeError> {
         let file = volume.join(SAFE_GUARD);
-        match fs::read_to_string(&file) {
+        match Beneath::new(volume, SAFE_GUARD).read_text(MAX_SIZE) {
             Ok(namespace) if namespace.trim() == self.namespace => Ok(Owner::Nobody),
-            Ok(namespace) => Ok(Owner::Other(format!("an Etcd in namespace {}", namespace.trim()))),
+            Ok(namespace) if is_name(namespace.trim()) => {
+                Ok(Owner::Other(format!("an Etcd in namespace {}", namespace.trim())))
+            }
+            Ok(_) => Ok(Owner::Other(format!(
+                "somebody else: {SAFE_GUARD} on it names no namespace"
+            ))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Owner::Nobody),
             Err(error) => Err(VolumeError::at("read", &file)(error)),
         }
@@ -120,8 +140,17 @@ impl Identity {
     }
 }
 
+/// Whether the API server could have taken it for a name.
+fn is_name(text: &str) -> bool {
+    let is_part =
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=253).contains(&text.len()) && text.bytes().all(is_part)
+}
+
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::symlink};
+
     use super::*;
 
     fn identity(member: &str, uid: &str) -> Identity {
@@ -208,6 +237,47 @@ mod tests {
             identity("t1-1", "a").owner_of(volume.path()).unwrap(),
             Owner::Other(_)
         ));
+    }
+
+    /// etcd's container may write on the volume: what a link leads to is not told to anybody, and nothing is waited for.
+    #[test]
+    fn files_of_the_volume_lead_nowhere_else() {
+        let (volume, keys) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let key = keys.path().join("2026-01");
+        fs::write(&key, "c2VjcmV0\n").unwrap();
+        let ours = identity("t1-1", "a");
+        for file in [SAFE_GUARD, FILE] {
+            let path = volume.path().join(file);
+            symlink(&key, &path).unwrap();
+            let error = ours.owner_of(volume.path()).unwrap_err().to_string();
+            assert!(error.contains(file) && !error.contains("c2VjcmV0"), "{error}");
+            fs::remove_file(&path).unwrap();
+            nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+            let error = ours.owner_of(volume.path()).unwrap_err().to_string();
+            assert!(error.contains("no regular file"), "{error}");
+            fs::remove_file(&path).unwrap();
+            symlink("/dev/zero", &path).unwrap();
+            ours.owner_of(volume.path()).unwrap_err();
+            fs::remove_file(&path).unwrap();
+            // Copied, not linked.
+            fs::copy(&key, &path).unwrap();
+            let told = match ours.owner_of(volume.path()) {
+                Ok(Owner::Other(who)) => who,
+                Ok(other) => panic!("{other:?}"),
+                Err(error) => error.to_string(),
+            };
+            assert!(!told.contains("c2VjcmV0"), "{told}");
+            fs::write(&path, vec![b'a'; 5000]).unwrap();
+            ours.owner_of(volume.path()).unwrap_err();
+            fs::remove_file(&path).unwrap();
+        }
+        let strange = Identity {
+            member: "c2VjcmV0\n".to_owned(),
+            ..ours.clone()
+        };
+        fs::write(volume.path().join(FILE), serde_json::to_vec(&strange).unwrap()).unwrap();
+        let error = ours.owner_of(volume.path()).unwrap_err().to_string();
+        assert!(!error.contains("c2VjcmV0"), "{error}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ pub mod metrics;
 pub mod quorum;
 pub mod restore;
 pub mod rollout;
+pub mod running;
 pub mod serve;
 pub mod server;
 pub mod volume;

@@ -8,7 +8,7 @@ mod consistency;
 mod defragmentation;
 mod replacement;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use etcd_client::CompactionOptions;
 use operator::reconcile::{Reason, Retry};
@@ -22,6 +22,7 @@ use crate::{
     etcd::{Connector, EtcdError, call},
     metrics::Metrics,
     quorum::Voters,
+    running::RunningConfig,
 };
 
 /// Physical compaction takes its time on a long history.
@@ -111,14 +112,19 @@ pub struct Maintenance {
     /// How long the defragmentation of one member may take; `None`: as its size asks for.
     deadline: Option<Duration>,
     /// The configuration that the member beside us runs with.
-    running: PathBuf,
+    running: RunningConfig,
     metrics: Metrics,
     turn: Arc<Mutex<()>>,
 }
 
 impl Maintenance {
-    /// Maintenance of the cluster that `connector` leads to. `running` is the file that its etcd was started with.
-    pub fn new(connector: Connector, deadline: Option<Duration>, running: PathBuf, metrics: Metrics) -> Self {
+    /// Maintenance of the cluster that `connector` leads to, whose etcd was started with `running`.
+    pub fn new(
+        connector: Connector,
+        deadline: Option<Duration>,
+        running: RunningConfig,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             connector,
             deadline,

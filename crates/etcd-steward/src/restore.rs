@@ -2,7 +2,6 @@
 
 use std::{
     ops::ControlFlow,
-    path::Path,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -253,7 +252,8 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         .raises_revision
         .then(|| raise_by(end, uncovered, raised_before));
     let fresh = scene.data_dir.with_extension("restored");
-    remove(&fresh)?;
+    // What an earlier try left.
+    volume::remove(&fresh)?;
     let options = Options {
         data_dir: fresh.clone(),
         cluster: cluster::NewCluster::new(
@@ -343,16 +343,6 @@ impl Meter {
         let message = format!("restores: {at}{} of {} KiB read", fetched >> 10, self.size >> 10);
         self.status
             .progress(i32::try_from(percent).unwrap_or(100), &message);
-    }
-}
-
-/// What an earlier try left.
-fn remove(folder: &Path) -> Result<(), VolumeError> {
-    match std::fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(VolumeError::at("remove", folder)(error))
-        }
-        _ => Ok(()),
     }
 }
 

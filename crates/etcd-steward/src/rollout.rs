@@ -33,6 +33,7 @@ use crate::{
     },
     etcd::{CALL_TIMEOUT, Connector, Consistency, EtcdError, call, hex_id, list_members},
     member::{Status, kubernetes::Kubernetes},
+    running::RunningConfig,
 };
 
 /// Pause between two looks at the others while the member's turn hasn't come.
@@ -273,8 +274,8 @@ impl Rollout {
         let running = self
             .connector
             .running
-            .as_deref()
-            .and_then(|file| config::read(file).ok());
+            .as_ref()
+            .and_then(|running| running.options().ok());
         let urls = running.and_then(|running| Some(running.get("listen-peer-urls")?.as_str()?.to_owned()));
         urls.into_iter().collect()
     }

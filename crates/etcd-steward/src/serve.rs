@@ -3,7 +3,7 @@
 mod parts;
 mod stores;
 
-use std::{os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use api::{
@@ -13,6 +13,7 @@ use api::{
     v1alpha1::{EtcdConfig, EtcdMemberStatus},
 };
 use futures::FutureExt as _;
+use nix::sys::stat::{Mode, umask};
 use operator::{
     metrics::Metrics as Registry,
     reconcile::chain,
@@ -54,7 +55,9 @@ use crate::{
     },
     metrics::Metrics,
     rollout::Rollout,
+    running::RunningConfig,
     server::{self, Api, Security, operations::Operations, tls::Certificates},
+    volume,
 };
 
 const RETRY: Duration = Duration::from_secs(2);
@@ -76,6 +79,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
     );
     let parts = Parts::new(stop_on_signal_or_change(&args, text)?);
     let steward = Steward {
+        running_config: RunningConfig::new(&args.run_folder().join(etcd_config::RUNNING)),
         args,
         config,
         member,
@@ -99,6 +103,8 @@ struct Steward {
     args: Args,
     config: StewardConfig,
     member: ClusterMember,
+    /// What the launcher started etcd with.
+    running_config: RunningConfig,
     parts: Parts,
 }
 
@@ -177,10 +183,13 @@ impl Steward {
             stored_voters: StoredVoters::default(),
             metrics: metrics.clone(),
         };
-        let sessions = Sessions::new(Bootstrap {
-            scene: scene.clone(),
-            config_file: self.args.config.join(etcd_file(&self.member.name)),
-        });
+        let sessions = Sessions::new(
+            Bootstrap {
+                scene: scene.clone(),
+                config_file: self.args.config.join(etcd_file(&self.member.name)),
+            },
+            self.running_config.clone(),
+        );
         let monitor = Monitor::new(
             connector.clone(),
             status.clone(),
@@ -311,7 +320,7 @@ impl Steward {
             backups,
             maintenance,
             operations,
-            running_config: self.running_config(),
+            running_config: self.running_config.clone(),
             registry,
         })
     }
@@ -348,16 +357,12 @@ impl Steward {
         let scheme = if cluster.client_tls { "https" } else { "http" };
         Ok(Connector {
             tls: self.args.etcd_tls.clone(),
+            client_tls: self.args.client_tls.clone(),
             auth: Some(self.args.steward_tls.clone()),
             local_name: api::names::local_host(&cluster.name),
             local_url: format!("{scheme}://127.0.0.1:{port}"),
-            running: Some(self.running_config()),
+            running: Some(self.running_config.clone()),
         })
-    }
-
-    /// Where the launcher keeps what it started etcd with.
-    fn running_config(&self) -> PathBuf {
-        self.args.run_folder().join(etcd_config::RUNNING)
     }
 
     fn publish(&self, kubernetes: &Kubernetes, status: &Status, monitor: &Monitor) -> anyhow::Result<()> {
@@ -397,12 +402,13 @@ impl Steward {
     /// Serves the launcher on a socket that only this pod's containers reach.
     fn serve_launcher(&self, sessions: Sessions) -> anyhow::Result<()> {
         // A socket that an earlier process left would refuse everyone.
-        if std::path::Path::new(&self.args.socket).exists() {
-            std::fs::remove_file(&self.args.socket).context("remove the old socket")?;
-        }
+        volume::remove(Path::new(&self.args.socket))?;
+        // Not set afterwards by its name, which whoever shares the folder can lead elsewhere meanwhile.
+        let before = umask(Mode::from_bits_truncate(0o177));
         let listener = UnixListener::bind(&self.args.socket)
-            .with_context(|| format!("listen on {} for the launcher", self.args.socket))?;
-        std::fs::set_permissions(&self.args.socket, std::fs::Permissions::from_mode(0o600))?;
+            .with_context(|| format!("listen on {} for the launcher", self.args.socket));
+        umask(before);
+        let listener = listener?;
         let shutdown = self.parts.shutdown.clone();
         self.parts.run("service for the launcher", async move {
             let served = tonic::transport::Server::builder()
@@ -426,7 +432,7 @@ impl Steward {
         Ok(Maintenance::new(
             shared.connector.clone(),
             deadline.context("spec.etcd.etcdDefragTimeout")?,
-            self.running_config(),
+            self.running_config.clone(),
             shared.metrics.clone(),
         ))
     }

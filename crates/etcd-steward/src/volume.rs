@@ -7,10 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use etcd_storage::beneath::Beneath;
 use jiff::Timestamp;
 use tracing::{info, warn};
 
 use crate::exit_record;
+
+/// The note is the name of a file.
+const MAX_NOTE: u64 = 1024;
 
 /// What couldn't be done on the volume.
 #[derive(Debug, thiserror::Error)]
@@ -66,11 +70,7 @@ pub fn replace(data_dir: &Path, fresh: &Path) -> Result<(), VolumeError> {
 
 /// The member votes: what was moved aside before isn't the last that did.
 pub fn votes(data_dir: &Path) -> Result<(), VolumeError> {
-    let note = note_of(data_dir);
-    match fs::remove_file(&note) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(VolumeError::at("remove", &note)(error)),
-        _ => Ok(()),
-    }
+    remove(&note_of(data_dir))
 }
 
 fn sync(folder: &Path) -> Result<(), VolumeError> {
@@ -90,10 +90,14 @@ fn volume_of(data_dir: &Path) -> &Path {
 /// What the note names. It is written before the data is moved, so the data may not be there.
 fn noted(data_dir: &Path) -> Result<Option<PathBuf>, VolumeError> {
     let note = note_of(data_dir);
-    match fs::read_to_string(&note) {
+    match Beneath::of(&note).read_text(MAX_NOTE) {
         Ok(name) => {
             let kept = data_dir.with_file_name(name.trim());
-            let exists = kept.try_exists().map_err(VolumeError::at("look for", &kept))?;
+            if !is_aside(data_dir, &kept) || kept.parent() != data_dir.parent() {
+                return Ok(None);
+            }
+            let exists = Beneath::of(&kept).exists();
+            let exists = exists.map_err(VolumeError::at("look for", &kept))?;
             Ok(exists.then_some(kept))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -110,31 +114,47 @@ fn note(data_dir: &Path, aside: &Path) -> Result<PathBuf, VolumeError> {
 }
 
 fn is_empty(data_dir: &Path) -> Result<bool, VolumeError> {
-    match fs::read_dir(data_dir) {
-        Ok(mut entries) => Ok(entries.next().is_none()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => Ok(false),
-        Err(error) => Err(VolumeError::at("read", data_dir)(error)),
+    // A link counts by itself, wherever it leads.
+    match fs::symlink_metadata(data_dir) {
+        Ok(found) if !found.is_dir() => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        _ => {}
+    }
+    let mut entries = fs::read_dir(data_dir).map_err(VolumeError::at("read", data_dir))?;
+    Ok(entries.next().is_none())
+}
+
+/// Whether a path has the name of data that was moved aside.
+fn is_aside(data_dir: &Path, path: &Path) -> bool {
+    let stem = data_dir.file_stem().unwrap_or_default().to_string_lossy();
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let second = name
+        .strip_prefix(&*stem)
+        .and_then(|rest| rest.strip_prefix(".aside-"));
+    matches!(second.map(str::parse::<i64>), Some(Ok(_)))
+}
+
+/// Removes a folder with all in it, or whatever else has its name; what a link leads to stays.
+pub(crate) fn remove(path: &Path) -> Result<(), VolumeError> {
+    let removed = match fs::symlink_metadata(path) {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(VolumeError::at("remove", path)(error)),
+        _ => Ok(()),
     }
 }
 
 /// What else was moved aside only takes the room of the database that comes.
 fn clear_away(data_dir: &Path, kept: &[&PathBuf]) -> Result<(), VolumeError> {
-    let prefix = format!(
-        "{}.aside-",
-        data_dir.file_stem().unwrap_or_default().to_string_lossy()
-    );
-    let is_aside = |path: &Path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let second = name.strip_prefix(&prefix).map(str::parse::<i64>);
-        matches!(second, Some(Ok(_)))
-    };
     let volume = volume_of(data_dir);
     for entry in fs::read_dir(volume).map_err(VolumeError::at("read", volume))? {
         let path = entry.map_err(VolumeError::at("read", volume))?.path();
-        if is_aside(&path) && !kept.contains(&&path) {
+        if is_aside(data_dir, &path) && !kept.contains(&&path) {
             info!(path = %path.display(), "deleting old data that was moved aside before");
-            fs::remove_dir_all(&path).map_err(VolumeError::at("delete", &path))?;
+            remove(&path)?;
         }
     }
     Ok(())
@@ -221,6 +241,31 @@ mod tests {
             volume.move_aside(second);
         }
         assert_eq!(volume.kept(), ["left b", "voted"]);
+    }
+
+    /// A link in the place of the data is moved aside, and what it leads to is left alone; a note that isn't ours says nothing.
+    #[test]
+    fn links_are_not_followed() {
+        let (volume, other) = (Volume(tempfile::tempdir().unwrap()), tempfile::tempdir().unwrap());
+        fs::write(other.path().join("what"), "others").unwrap();
+        std::os::unix::fs::symlink(other.path(), volume.data_dir()).unwrap();
+        for note in ["../../x", "new.etcd", "/etc", "new.aside-1/.."] {
+            fs::write(note_of(&volume.data_dir()), note).unwrap();
+            assert_eq!(noted(&volume.data_dir()).unwrap(), None, "{note}");
+        }
+        move_aside(&volume.data_dir()).unwrap();
+        assert!(
+            fs::symlink_metadata(volume.data_dir()).is_err(),
+            "it is still there"
+        );
+        for aside in volume.asides() {
+            remove(&aside).unwrap();
+        }
+        assert!(volume.asides().is_empty() && other.path().join("what").exists());
+        let note = note_of(&volume.data_dir());
+        fs::remove_file(&note).unwrap();
+        std::os::unix::fs::symlink(other.path().join("what"), &note).unwrap();
+        noted(&volume.data_dir()).unwrap_err();
     }
 
     #[test]

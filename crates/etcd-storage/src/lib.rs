@@ -2,6 +2,7 @@
 //! `Read`, `Write` and files, with memory that does not grow with the data.
 
 pub mod assemble;
+pub mod beneath;
 pub mod bolt;
 pub mod chain;
 pub mod cluster;

@@ -2,7 +2,7 @@
 //! themselves are in the database beside it.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -10,6 +10,7 @@ use std::path::Path;
 use prost::Message;
 use serde::Serialize;
 
+use crate::beneath::Beneath;
 use crate::cluster::NewCluster;
 use crate::raftpb::{SnapFile, Snapshot, SnapshotMetadata};
 use crate::wal::LogPosition;
@@ -36,6 +37,9 @@ pub enum Error {
     },
 }
 
+/// The largest `.snap` file that is read. It holds the members and what is left of etcd's old store, some KiB.
+const MAX_SIZE: u64 = 64 << 20;
+
 fn file_name(position: LogPosition) -> String {
     format!("{:016x}-{:016x}.snap", position.term, position.index)
 }
@@ -44,12 +48,12 @@ fn file_name(position: LogPosition) -> String {
 ///
 /// # Errors
 /// It can't be read or is damaged.
-pub fn verify_newest(dir: &Path, known: &[LogPosition]) -> Result<Option<LogPosition>, Error> {
+pub fn verify_newest(dir: &Beneath, known: &[LogPosition]) -> Result<Option<LogPosition>, Error> {
     let mut known = known.to_vec();
     known.sort_unstable();
     for position in known.into_iter().rev() {
         let file = file_name(position);
-        match fs::read(dir.join(&file)) {
+        match dir.join(&file).read(MAX_SIZE) {
             Ok(bytes) => {
                 return match check(&bytes, position) {
                     Ok(()) => Ok(Some(position)),
@@ -194,6 +198,8 @@ fn membership(cluster: &NewCluster) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -204,9 +210,12 @@ mod tests {
         create(dir.path(), &cluster, position).unwrap();
         let newer = LogPosition { term: 2, index: 9 };
         let known = [LogPosition::default(), position, newer];
-        assert_eq!(verify_newest(dir.path(), &known).unwrap(), Some(position));
         assert_eq!(
-            verify_newest(dir.path(), &known[..1]).unwrap(),
+            verify_newest(&Beneath::of(dir.path()), &known).unwrap(),
+            Some(position)
+        );
+        assert_eq!(
+            verify_newest(&Beneath::of(dir.path()), &known[..1]).unwrap(),
             None,
             "the log must know of it"
         );
@@ -216,7 +225,7 @@ mod tests {
         )
         .unwrap();
         assert!(matches!(
-            verify_newest(dir.path(), &known),
+            verify_newest(&Beneath::of(dir.path()), &known),
             Err(Error::Damaged { .. })
         ));
         let path = dir.path().join(file_name(position));
@@ -225,7 +234,10 @@ mod tests {
             let mut bad = good.clone();
             bad[at] ^= 1;
             fs::write(&path, &bad).unwrap();
-            assert!(verify_newest(dir.path(), &known[..2]).is_err(), "byte {at}");
+            assert!(
+                verify_newest(&Beneath::of(dir.path()), &known[..2]).is_err(),
+                "byte {at}"
+            );
         }
     }
 }

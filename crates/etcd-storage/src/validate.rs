@@ -4,13 +4,14 @@
 //! [`full`] reads everything, as after a crash: every page of the database, every record of the log, the newest
 //! `.snap` file, and whether the three belong together.
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::beneath::Beneath;
 use crate::bolt::{self, Db};
 use crate::cluster::Id;
 use crate::mvcc::Revision;
@@ -128,7 +129,7 @@ fn verdict(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Verdict {
 }
 
 fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataDir, Fault> {
-    let member = data_dir.join("member");
+    let member = Beneath::of(data_dir).join("member");
     if is_absent_or_empty(&member)? {
         return Err(Fault::Missing);
     }
@@ -139,7 +140,7 @@ fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataD
     }
     for part in [&snap, &wal, &path] {
         if !exists(part)? {
-            return Err(invalid(format!("{} is missing", part.display())));
+            return Err(invalid(format!("{} is missing", part.path().display())));
         }
     }
     let (db, db_size) = open(&path, wait)?;
@@ -172,24 +173,23 @@ fn examine(data_dir: &Path, wait: Duration, all: Option<&Meter>) -> Result<DataD
 }
 
 /// Opens the database. The lock goes with the file, so it is held until the database is dropped.
-fn open(path: &Path, wait: Duration) -> Result<(Db, u64), Fault> {
-    let file = File::open(path).map_err(|error| unknown(&error))?;
+fn open(path: &Beneath, wait: Duration) -> Result<(Db, u64), Fault> {
+    let unreadable = |error: io::Error| unreadable(path, &error);
+    let file = path.open().map_err(unreadable)?;
     lock(&file, wait)?;
-    let size = file.metadata().map_err(|error| unknown(&error))?.len();
+    let size = file.metadata().map_err(unreadable)?.len();
     Ok((Db::from_file(file).map_err(from_bolt)?, size))
 }
 
 /// Whether a data dir without a log is what a first start left that came no further: etcd makes the database first, and
 /// stores nothing in it before there is a log.
-fn is_unformed(snap: &Path, path: &Path, wait: Duration) -> Result<bool, Fault> {
-    let entries = match fs::read_dir(snap) {
+fn is_unformed(snap: &Beneath, path: &Beneath, wait: Duration) -> Result<bool, Fault> {
+    let names = match snap.names() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-        entries => entries.map_err(|error| unknown(&error))?,
+        names => names.map_err(|error| unreadable(snap, &error))?,
     };
-    for entry in entries {
-        if entry.map_err(|error| unknown(&error))?.path() != path {
-            return Ok(false);
-        }
+    if names.iter().any(|name| snap.join(name) != *path) {
+        return Ok(false);
     }
     if !exists(path)? {
         return Ok(true);
@@ -201,7 +201,7 @@ fn is_unformed(snap: &Path, path: &Path, wait: Duration) -> Result<bool, Fault> 
 }
 
 /// Database and log are read at the same time.
-fn read_all(db: &Db, wal: &Path, meter: &Meter) -> Result<(wal::Contents, bolt::PageCount), Fault> {
+fn read_all(db: &Db, wal: &Beneath, meter: &Meter) -> Result<(wal::Contents, bolt::PageCount), Fault> {
     let checked = AtomicBool::new(false);
     let (log, pages) = thread::scope(|scope| {
         let log = scope.spawn(|| wal::read(wal));
@@ -214,7 +214,7 @@ fn read_all(db: &Db, wal: &Path, meter: &Meter) -> Result<(wal::Contents, bolt::
     Ok((log.map_err(from_wal)?, pages.map_err(from_bolt)?))
 }
 
-fn belong_together(snap: &Path, log: &wal::Contents, consistent_index: u64) -> Result<(), Fault> {
+fn belong_together(snap: &Beneath, log: &wal::Contents, consistent_index: u64) -> Result<(), Fault> {
     snap::verify_newest(snap, &log.snapshots).map_err(|error| match error {
         snap::Error::Io { source, .. } => unknown(&source),
         damaged @ snap::Error::Damaged { .. } => invalid(damaged.to_string()),
@@ -236,7 +236,7 @@ fn belong_together(snap: &Path, log: &wal::Contents, consistent_index: u64) -> R
     Ok(())
 }
 
-fn received(snap: &Path, position: LogPosition) -> std::path::PathBuf {
+fn received(snap: &Beneath, position: LogPosition) -> Beneath {
     snap.join(format!("{:016x}.snap.db", position.index))
 }
 
@@ -258,23 +258,23 @@ fn lock(file: &File, wait: Duration) -> Result<(), Fault> {
     }
 }
 
-fn is_absent_or_empty(dir: &Path) -> Result<bool, Fault> {
-    match fs::read_dir(dir) {
-        Ok(mut entries) => match entries.next() {
-            None => Ok(true),
-            Some(Ok(_)) => Ok(false),
-            Some(Err(error)) => Err(unknown(&error)),
-        },
+fn is_absent_or_empty(dir: &Beneath) -> Result<bool, Fault> {
+    match dir.names() {
+        Ok(names) => Ok(names.is_empty()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
-            Err(invalid(format!("{} is no folder", dir.display())))
+            Err(invalid(format!("{} is no folder", dir.path().display())))
         }
-        Err(error) => Err(unknown(&error)),
+        Err(error) => Err(unreadable(dir, &error)),
     }
 }
 
-fn exists(path: &Path) -> Result<bool, Fault> {
-    path.try_exists().map_err(|error| unknown(&error))
+fn exists(path: &Beneath) -> Result<bool, Fault> {
+    path.exists().map_err(|error| unreadable(path, &error))
+}
+
+fn unreadable(path: &Beneath, error: &io::Error) -> Fault {
+    Fault::Unknown(format!("{} {error}", path.path().display()))
 }
 
 fn invalid(reason: String) -> Fault {

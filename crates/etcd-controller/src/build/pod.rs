@@ -5,7 +5,7 @@
 
 use api::{
     names,
-    steward::{path, port},
+    steward::{path, port, tls},
 };
 use k8s_openapi::{
     api::core::v1::{
@@ -43,6 +43,8 @@ pub fn spec(cluster: &Cluster) -> PodSpec {
         volumes: Some(volumes(cluster)),
         service_account_name: Some(names::service_account(&cluster.name)),
         automount_service_account_token: Some(false),
+        // A Service called `etcd` would set variables that etcd takes for its flags, and thousands don't fit.
+        enable_service_links: Some(false),
         security_context: Some(pod_security(cluster)),
         host_aliases: Some(vec![HostAlias {
             ip: "127.0.0.1".to_owned(),
@@ -100,6 +102,7 @@ fn steward(cluster: &Cluster) -> Container {
         data_mount(cluster),
         mount("druid-config", path::CONFIG, true),
         mount("druid-etcd-tls", path::ETCD_TLS, true),
+        mount("druid-client-tls", path::CLIENT_TLS, true),
         mount("druid-steward-tls", path::STEWARD_TLS, true),
         mount("druid-run", path::RUN, false),
         mount("druid-temp", path::TEMP, false),
@@ -242,13 +245,14 @@ fn pod_security(cluster: &Cluster) -> PodSecurityContext {
 }
 
 fn volumes(cluster: &Cluster) -> Vec<Volume> {
-    let secret = |name: &str, secret: String| Volume {
+    let secret = |name: &str, secret: String, keys: Option<&[&str]>| Volume {
         name: name.to_owned(),
         secret: Some(SecretVolumeSource {
             secret_name: Some(secret),
             default_mode: Some(PRIVATE),
+            items: keys.map(|keys| keys.iter().map(|key| under_its_name(key)).collect()),
+            // The keys too: those for TLS among peers or with clients may be missing.
             optional: Some(true),
-            ..SecretVolumeSource::default()
         }),
         ..Volume::default()
     };
@@ -260,6 +264,7 @@ fn volumes(cluster: &Cluster) -> Vec<Volume> {
         }),
         ..Volume::default()
     };
+    let etcd_tls = names::etcd_tls_secret(&cluster.name);
     let mut volumes = vec![
         Volume {
             name: "druid-config".to_owned(),
@@ -269,8 +274,14 @@ fn volumes(cluster: &Cluster) -> Vec<Volume> {
             }),
             ..Volume::default()
         },
-        secret("druid-etcd-tls", names::etcd_tls_secret(&cluster.name)),
-        secret("druid-steward-tls", names::steward_tls_secret(&cluster.name)),
+        // One Secret, but whoever breaks into etcd shall not find the key that opens all of its data to the steward.
+        secret("druid-etcd-tls", etcd_tls.clone(), Some(&tls::OF_ETCD)),
+        secret("druid-client-tls", etcd_tls, Some(&tls::OF_CLIENT)),
+        secret(
+            "druid-steward-tls",
+            names::steward_tls_secret(&cluster.name),
+            None,
+        ),
         empty("druid-bin", None),
         empty("druid-run", Some("Memory")),
         empty("druid-temp", None),
@@ -294,11 +305,7 @@ fn api_token() -> Volume {
         VolumeProjection {
             config_map: Some(ConfigMapProjection {
                 name: "kube-root-ca.crt".to_owned(),
-                items: Some(vec![KeyToPath {
-                    key: "ca.crt".to_owned(),
-                    path: "ca.crt".to_owned(),
-                    mode: None,
-                }]),
+                items: Some(vec![under_its_name("ca.crt")]),
                 ..ConfigMapProjection::default()
             }),
             ..VolumeProjection::default()
@@ -324,6 +331,14 @@ fn api_token() -> Volume {
             default_mode: Some(0o644),
         }),
         ..Volume::default()
+    }
+}
+
+fn under_its_name(key: &str) -> KeyToPath {
+    KeyToPath {
+        key: key.to_owned(),
+        path: key.to_owned(),
+        mode: None,
     }
 }
 

@@ -271,6 +271,61 @@ fn pods_are_restricted() {
     );
 }
 
+/// Whoever breaks into etcd finds what etcd needs, and no more.
+#[test]
+fn etcds_container_gets_only_its_own_keys() {
+    let pod = built(3, &tls()).stateful_set.spec.unwrap().template.spec.unwrap();
+    assert_eq!(pod.enable_service_links, Some(false));
+    let mut keys = Vec::new();
+    for mount in pod.containers[0].volume_mounts.iter().flatten() {
+        let volume = pod
+            .volumes
+            .iter()
+            .flatten()
+            .find(|volume| volume.name == mount.name);
+        let Some(volume) = volume else { continue };
+        assert!(
+            volume.projected.is_none() && volume.config_map.is_none(),
+            "{}",
+            mount.name
+        );
+        if let Some(secret) = &volume.secret {
+            assert_eq!(mount.mount_path, "/var/etcd/tls");
+            keys.extend(
+                secret
+                    .items
+                    .as_ref()
+                    .unwrap()
+                    .iter()
+                    .map(|item| item.path.as_str()),
+            );
+        }
+    }
+    keys.sort_unstable();
+    assert_eq!(
+        keys,
+        [
+            "client-ca.crt",
+            "client-server.crt",
+            "client-server.key",
+            "peer-ca.crt",
+            "peer.crt",
+            "peer.key"
+        ]
+    );
+    let steward = pod
+        .init_containers
+        .iter()
+        .flatten()
+        .find(|one| one.name == "etcd-steward");
+    let mounts = steward.unwrap().volume_mounts.as_ref().unwrap();
+    assert!(
+        mounts
+            .iter()
+            .any(|mount| mount.mount_path == "/var/steward/client-tls")
+    );
+}
+
 /// What a user calls the Service must not hide it from Druid.
 #[test]
 fn a_users_labels_of_the_client_service_dont_win_over_ours() {

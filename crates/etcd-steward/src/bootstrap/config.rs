@@ -112,7 +112,12 @@ pub fn read(file: &Path) -> Result<Map<String, Value>, ConfigError> {
         path: file.to_owned(),
         source,
     })?;
-    serde_saphyr::from_str(&text).map_err(|error| ConfigError::Yaml {
+    parse(&text, file)
+}
+
+/// The options in the text of a file.
+pub fn parse(text: &str, file: &Path) -> Result<Map<String, Value>, ConfigError> {
+    serde_saphyr::from_str(text).map_err(|error| ConfigError::Yaml {
         path: file.to_owned(),
         message: error.to_string(),
     })

@@ -12,7 +12,10 @@ use api::{
     v1alpha1::{MemberState, MemberSubState, transition_reason as reason},
 };
 use etcd_client::Member;
-use etcd_storage::validate::{self, DataDir, Meter, Verdict};
+use etcd_storage::{
+    beneath::Beneath,
+    validate::{self, DataDir, Meter, Verdict},
+};
 use snapstore::SnapStore;
 use tokio::time::timeout;
 use tracing::info;
@@ -340,7 +343,7 @@ impl Scene {
 
     /// A quick check after a clean end, a complete one otherwise; none while it is known what it would find.
     async fn validate(&self, known: &mut Known) -> Verdict {
-        if !self.data_dir.exists() {
+        if matches!(Beneath::of(&self.data_dir).exists(), Ok(false)) {
             return Verdict::Missing;
         }
         let clean = ExitRecord::read(&self.volume).is_some_and(|record| record.is_clean());

@@ -10,6 +10,9 @@ use std::{
 
 use etcd_storage::validate::Verdict;
 
+/// Files that are kept in mind at the most.
+const MAX_FILES: usize = 10_000;
+
 /// The last check, if what it found can be relied on.
 #[derive(Debug, Default)]
 pub(super) struct Known {
@@ -36,6 +39,9 @@ impl State {
     /// `None` if it can't be told.
     pub(super) fn of(data_dir: &Path, clean: bool) -> Option<Self> {
         let mut files = BTreeMap::new();
+        if !fs::symlink_metadata(data_dir).ok()?.is_dir() {
+            return None;
+        }
         add(data_dir, &mut files).ok()?;
         Some(Self { clean, files })
     }
@@ -54,6 +60,9 @@ fn add(folder: &Path, files: &mut BTreeMap<PathBuf, File>) -> io::Result<()> {
             changed: (meta.ctime(), meta.ctime_nsec()),
         };
         files.insert(path, file);
+        if files.len() > MAX_FILES {
+            return Err(io::Error::other("more files than etcd makes"));
+        }
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{info, warn};
 
 use super::{Bootstrap, config::Version};
+use crate::running::RunningConfig;
 
 /// A run that lasted longer than this ends a series of crashes.
 const STEADY: Duration = Duration::from_mins(1);
@@ -29,6 +30,7 @@ const LAST_BACKOFF: Duration = Duration::from_mins(1);
 #[derive(Debug, Clone)]
 pub struct Sessions {
     bootstrap: Bootstrap,
+    config: RunningConfig,
     running: Arc<watch::Sender<Option<Version>>>,
     crashes: Arc<Mutex<Crashes>>,
     version: Arc<watch::Sender<String>>,
@@ -69,10 +71,11 @@ impl Crashes {
 }
 
 impl Sessions {
-    /// Serves sessions that start etcd through `bootstrap`.
-    pub fn new(bootstrap: Bootstrap) -> Self {
+    /// Serves sessions that start etcd through `bootstrap`, and keep in `config` with what.
+    pub fn new(bootstrap: Bootstrap, config: RunningConfig) -> Self {
         Self {
             bootstrap,
+            config,
             running: Arc::new(watch::Sender::new(None)),
             crashes: Arc::default(),
             version: Arc::new(watch::Sender::new(String::new())),
@@ -97,16 +100,13 @@ impl Sessions {
     }
 
     async fn serve(self, hello: Hello, mut requests: Streaming<RunRequest>, commands: Commands) {
-        info!(
-            etcd_pid = hello.etcd_pid,
-            version = hello.etcd_version,
-            "the launcher is here"
-        );
-        self.version.send_replace(hello.etcd_version);
+        let version = worded(&hello.etcd_version);
+        info!(etcd_pid = hello.etcd_pid, version, "the launcher is here");
+        self.version.send_replace(version.to_owned());
         let mut start_due = hello.etcd_pid == 0;
         let mut restarts = self.restarts.subscribe();
         self.running
-            .send_replace((!start_due).then(|| Version::from(hello.config_hash.as_str())));
+            .send_replace((!start_due).then(|| Version::from(worded(&hello.config_hash))));
         loop {
             let request = if start_due {
                 let panics = self.crashes.lock().await.panics;
@@ -114,6 +114,7 @@ impl Sessions {
                     config = self.bootstrap.prepare(panics) => {
                         start_due = false;
                         restarts.mark_unchanged();
+                        self.config.sent(&config.text);
                         let start = Start { config: config.text, config_hash: config.version.to_string() };
                         if !send(&commands, Command::Start(start)).await {
                             break;
@@ -139,7 +140,7 @@ impl Sessions {
                     event: Some(Event::Started(started)),
                 })) => {
                     self.crashes.lock().await.started = Some(Instant::now());
-                    let version = Version::from(started.config_hash.as_str());
+                    let version = Version::from(worded(&started.config_hash));
                     self.running.send_replace(Some(version));
                 }
                 Ok(Some(RunRequest {
@@ -198,6 +199,16 @@ impl Sessions {
     }
 }
 
+/// Versions and hashes are published. Whatever runs in etcd's container can send them, so anything else counts as none.
+fn worded(text: &str) -> &str {
+    let is_part = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'+');
+    if text.len() <= 128 && text.bytes().all(is_part) {
+        text
+    } else {
+        ""
+    }
+}
+
 async fn send(commands: &Commands, command: Command) -> bool {
     let response = RunResponse {
         command: Some(command),
@@ -231,6 +242,16 @@ impl BootstrapService for Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_versions_and_hashes_are_taken_from_the_launcher() {
+        for text in ["3.6.16", "3.7.0-rc.1+x", "0123abcd.4567ef89", ""] {
+            assert_eq!(worded(text), text);
+        }
+        for text in ["3.6 16", "a\nb", "\u{1b}[31m", &"a".repeat(129)] {
+            assert_eq!(worded(text), "");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn crash_loops_slow_down_and_a_steady_run_forgives() {

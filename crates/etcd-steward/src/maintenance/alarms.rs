@@ -85,12 +85,9 @@ impl Maintenance {
 
     /// Size at which etcd refuses writes, as it was started with.
     pub(super) fn quota(&self) -> u64 {
-        let configured = || {
-            let text = std::fs::read_to_string(&self.running).ok()?;
-            let config: serde_json::Map<String, serde_json::Value> = serde_saphyr::from_str(&text).ok()?;
-            config.get("quota-backend-bytes")?.as_u64()
-        };
-        configured().filter(|quota| *quota > 0).unwrap_or(DEFAULT_QUOTA)
+        let configured = self.running.option("quota-backend-bytes");
+        let configured = configured.and_then(|quota| quota.as_u64());
+        configured.filter(|quota| *quota > 0).unwrap_or(DEFAULT_QUOTA)
     }
 }
 

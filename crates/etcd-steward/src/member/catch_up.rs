@@ -1,7 +1,9 @@
 //! How far a member that joins has come. etcd answers nobody before it has most of the data, so until then what has
 //! arrived on the disk tells.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
+
+use etcd_storage::beneath::Beneath;
 
 use super::lag::Newest;
 
@@ -49,13 +51,12 @@ pub(super) fn applied(applied: u64, behind: u64) -> CatchUp {
 /// that says up to which entry it is; or the own database, that grows when entries are sent instead.
 fn received(data_dir: &Path) -> io::Result<u64> {
     let mut most = 0;
-    for entry in fs::read_dir(data_dir.join("member/snap"))? {
-        let entry = entry?;
-        let name = entry.file_name();
-        let name = name.to_string_lossy();
+    let folder = Beneath::of(data_dir).join("member/snap");
+    for file in folder.names()? {
+        let name = file.to_string_lossy();
         if name == "db" || name.starts_with("tmp") || name.ends_with(".snap.db") {
             // It may just have been renamed.
-            most = most.max(entry.metadata().map_or(0, |meta| meta.len()));
+            most = most.max(folder.join(&file).len().unwrap_or(0));
         }
     }
     Ok(most)
@@ -72,6 +73,8 @@ fn mebibytes(bytes: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn newest(index: u64, db_size: u64) -> Newest {

@@ -193,7 +193,7 @@ async fn operation_by_id(State(api): State<Api>, Path(id): Path<String>, headers
 
 /// What the running etcd was started with: names of files, and no secret.
 async fn config(State(api): State<Api>) -> Response {
-    match tokio::fs::read_to_string(&api.running_config).await {
+    match api.running_config.text() {
         Ok(text) => ([(header::CONTENT_TYPE, "application/yaml")], text).into_response(),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => problem(
             StatusCode::SERVICE_UNAVAILABLE,

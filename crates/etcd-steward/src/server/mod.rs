@@ -8,7 +8,7 @@ pub mod operations;
 mod rights;
 pub mod tls;
 
-use std::{convert::Infallible, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use api::steward::{ClusterConfig, ClusterMember};
 use axum::{
@@ -45,6 +45,7 @@ use crate::{
     etcd::{Connector, Consistency, list_members},
     maintenance::Maintenance,
     member,
+    running::RunningConfig,
 };
 
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -75,7 +76,7 @@ pub struct Api {
     /// Long-running operations.
     pub operations: Operations,
     /// The configuration that the running etcd was started with.
-    pub running_config: PathBuf,
+    pub running_config: RunningConfig,
     /// What is measured.
     pub registry: Registry,
 }

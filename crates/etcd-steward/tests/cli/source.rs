@@ -47,6 +47,7 @@ impl Source {
         status.update(|status| status.role = Some(MemberRole::Leader));
         let connector = Connector {
             tls: PathBuf::new(),
+            client_tls: PathBuf::new(),
             auth: None,
             local_name: "localhost".to_owned(),
             local_url: format!("http://{}", etcd.endpoint()),

@@ -103,6 +103,40 @@ fn nothing_there_is_missing() {
     assert_eq!(full(dir.path(), NO_WAIT), Verdict::Missing);
 }
 
+/// What etcd's container can put in the place of a file is neither followed nor waited for, and says nothing about the data.
+#[test]
+fn links_and_pipes_are_not_read() {
+    for part in [
+        "member",
+        "member/wal",
+        "member/wal/0000000000000000-0000000000000000.wal",
+        "member/snap",
+        "member/snap/0000000000000001-0000000000000001.snap",
+        "member/snap/db",
+    ] {
+        for pipe in [false, true] {
+            let dir = data_dir(1);
+            let (path, aside) = (dir.path().join(part), dir.path().join("aside"));
+            fs::rename(&path, &aside).unwrap();
+            if pipe {
+                nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
+            } else {
+                std::os::unix::fs::symlink(&aside, &path).unwrap();
+            }
+            let verdict = full(dir.path(), NO_WAIT);
+            match &verdict {
+                Verdict::Unknown { .. } => {}
+                Verdict::Invalid { reason } if pipe && reason.contains("is no folder") => {}
+                _ => panic!("{part}, {pipe}: {verdict:?}"),
+            }
+        }
+    }
+    let (volume, dir) = (tempfile::tempdir().unwrap(), data_dir(1));
+    let link = volume.path().join("new.etcd");
+    std::os::unix::fs::symlink(dir.path(), &link).unwrap();
+    assert!(matches!(sanity(&link, NO_WAIT), Verdict::Unknown { .. }));
+}
+
 #[test]
 fn missing_parts_are_named() {
     for part in ["member/wal", "member/snap", "member/snap/db"] {

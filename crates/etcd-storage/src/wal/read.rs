@@ -1,15 +1,18 @@
 //! Reads and verifies a whole log, as etcd does when it starts: every record of every file.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::{BufReader, Read};
-use std::path::{Path, PathBuf};
 
 use prost::Message;
 
 use super::{Error, LogPosition, kind};
+use crate::beneath::Beneath;
 use crate::cluster::Id;
 use crate::raftpb::{Entry, HardState, Metadata, Record, WalSnapshot};
+
+/// The longest record that is read. etcd's grow with the requests that it takes, 1.5 MiB unless it is told otherwise; a
+/// file with a hole in it can claim any length.
+const MAX_RECORD: u64 = 512 << 20;
 
 /// Torn writes leave whole sectors of zeros.
 const SECTOR: u64 = 512;
@@ -37,7 +40,7 @@ pub struct Contents {
 ///
 /// # Errors
 /// The log can't be read, has holes, or is damaged other than by a torn write at its very end.
-pub fn read(dir: &Path) -> Result<Contents, Error> {
+pub fn read(dir: &Beneath) -> Result<Contents, Error> {
     let files = files(dir)?;
     let mut reader = Reader::default();
     for (place, path) in files.iter().enumerate() {
@@ -54,7 +57,7 @@ pub fn read(dir: &Path) -> Result<Contents, Error> {
 ///
 /// # Errors
 /// As [`read`], as far as that is looked at.
-pub fn read_identity(dir: &Path) -> Result<Contents, Error> {
+pub fn read_identity(dir: &Beneath) -> Result<Contents, Error> {
     let mut reader = Reader {
         until_metadata: true,
         ..Reader::default()
@@ -66,13 +69,11 @@ pub fn read_identity(dir: &Path) -> Result<Contents, Error> {
 }
 
 /// The log's files in their order.
-fn files(dir: &Path) -> Result<Vec<PathBuf>, Error> {
+fn files(dir: &Beneath) -> Result<Vec<Beneath>, Error> {
     let mut files = BTreeMap::new();
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        let sequence = entry.file_name().to_str().and_then(sequence);
-        if let Some(sequence) = sequence {
-            files.insert(sequence, entry.path());
+    for name in dir.names()? {
+        if let Some(sequence) = name.to_str().and_then(sequence) {
+            files.insert(sequence, dir.join(&name));
         }
     }
     let (Some(first), Some(last)) = (files.keys().next(), files.keys().next_back()) else {
@@ -110,16 +111,18 @@ enum Frame {
     Record { padding: usize },
     End,
     Torn,
+    TooLong,
 }
 
 impl Reader {
-    fn file(&mut self, path: &Path, last: bool) -> Result<(), Error> {
-        let file = File::open(path)?;
+    fn file(&mut self, place: &Beneath, last: bool) -> Result<(), Error> {
+        let file = place.open()?;
         let len = file.metadata()?.len();
         let mut source = BufReader::with_capacity(256 << 10, file);
         let mut at = 0;
         let damaged = |at, what| {
-            let file = path
+            let file = place
+                .path()
                 .file_name()
                 .unwrap_or_default()
                 .to_string_lossy()
@@ -134,6 +137,7 @@ impl Reader {
                     self.contents.torn_tail = true;
                     return Ok(());
                 }
+                Frame::TooLong => return Err(damaged(at, "record is longer than any that etcd writes")),
                 Frame::Torn => return Err(damaged(at, "record reaches over the end of the file")),
             };
             let record = Record::decode(&self.frame[..self.frame.len() - padding]);
@@ -171,6 +175,9 @@ impl Reader {
         let padding = if field >> 63 == 1 { field >> 56 & 0x7 } else { 0 };
         if record + padding > len - at - 8 {
             return Ok(Frame::Torn);
+        }
+        if record > MAX_RECORD {
+            return Ok(Frame::TooLong);
         }
         let fits = usize::try_from(record + padding);
         let (Ok(fits), Ok(padding)) = (fits, usize::try_from(padding)) else {
