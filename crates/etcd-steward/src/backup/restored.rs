@@ -61,6 +61,7 @@ mod tests {
                 snapshot_sha256: None,
                 deltas: None,
                 covered_until: None,
+                cluster_id: None,
                 revision: Some(revision),
                 raised_to,
                 keys: None,

@@ -257,6 +257,7 @@ mod tests {
                 deltas: None,
                 covered_until: None,
                 revision: None,
+                raised_to: None,
                 keys: None,
                 cluster_id: Some(cluster.to_owned()),
             }),

@@ -133,9 +133,9 @@ fn res_20_an_old_volume_stays_outside_of_the_restored_cluster() {
         left_over.stop();
 
         let listed = new[0].etcdctl(&["member", "list"]);
-        let id = listed.lines().find(|line| line.contains("t1-2")).unwrap();
-        new[0].etcdctl(&["member", "remove", id.split(',').next().unwrap()]);
         let url = three.places[2].peer_url();
+        let id = listed.lines().find(|line| line.contains(&url)).unwrap();
+        new[0].etcdctl(&["member", "remove", id.split(',').next().unwrap()]);
         eventually("the cluster takes a new member", || {
             new[0]
                 .try_etcdctl(&["member", "add", "t1-2", "--peer-urls", &url])
