@@ -140,13 +140,6 @@ pub async fn run(scene: &Scene) -> Result<(), RestoreError> {
                 Some((chain, restored)),
             );
             if let Some(kubernetes) = &scene.kubernetes {
-                // It is published again and again until it is there; but sooner is better for those who wait to join.
-                if let Err(error) = kubernetes.publish_now(&scene.status).await {
-                    warn!(
-                        error = causes(&error),
-                        "the restored cluster's ID isn't published yet"
-                    );
-                }
                 kubernetes.tell("Restore", "Restored", &message).await;
             }
         }
