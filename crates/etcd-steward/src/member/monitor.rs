@@ -367,7 +367,7 @@ impl Monitor {
             .is_none_or(|(known, _)| known != version)
         {
             let running = self.connector.running.as_ref();
-            let found = running.and_then(|file| ServesWith::of(&config::read(file).ok()?));
+            let found = running.and_then(|running| ServesWith::of(&running.options().ok()?));
             self.serves_with = found.map(|found| (version.clone(), found));
         }
         self.serves_with.as_ref().map(|(_, found)| *found)

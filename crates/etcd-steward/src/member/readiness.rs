@@ -3,22 +3,16 @@
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
-    path::PathBuf,
     time::Duration,
 };
 
 use axum::http::StatusCode;
-use serde_json::Value;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
 };
 
-use crate::{
-    bootstrap::config::{self, Version},
-    etcd::host_port,
-    launch::health::ask,
-};
+use crate::{bootstrap::config::Version, etcd::host_port, launch::health::ask, running::RunningConfig};
 
 /// Pause between two reads.
 const PERIOD: Duration = Duration::from_secs(2);
@@ -32,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Readiness {
     running: watch::Receiver<Option<Version>>,
     /// The configuration that etcd runs with.
-    config: Option<PathBuf>,
+    config: Option<RunningConfig>,
     stalled: watch::Sender<bool>,
 }
 
@@ -46,8 +40,8 @@ enum Look {
 }
 
 impl Readiness {
-    /// `running` tells what the etcd that runs was started with, `config` is the file.
-    pub(super) fn new(running: watch::Receiver<Option<Version>>, config: Option<PathBuf>) -> Self {
+    /// `running` tells what the etcd that runs was started with, `config` is that configuration.
+    pub(super) fn new(running: watch::Receiver<Option<Version>>, config: Option<RunningConfig>) -> Self {
         Self {
             running,
             config,
@@ -100,8 +94,8 @@ impl Readiness {
 
     /// Where etcd serves its health in plain HTTP.
     fn address(&self) -> Option<SocketAddr> {
-        let config = config::read(self.config.as_ref()?).ok()?;
-        let urls = config.get("listen-metrics-urls").and_then(Value::as_str)?;
+        let urls = self.config.as_ref()?.option("listen-metrics-urls")?;
+        let urls = urls.as_str()?;
         let url = urls.split(',').find(|url| url.starts_with("http://"))?;
         let port = host_port(url)?.rsplit(':').next()?.parse().ok()?;
         Some((Ipv4Addr::LOCALHOST, port).into())
@@ -123,7 +117,7 @@ mod tests {
 
     use super::*;
 
-    async fn etcd(answers: watch::Receiver<u16>) -> (tempfile::TempDir, PathBuf) {
+    async fn etcd(answers: watch::Receiver<u16>) -> RunningConfig {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let answer = |State(answers): State<watch::Receiver<u16>>| async move {
@@ -131,19 +125,18 @@ mod tests {
         };
         let router = Router::new().route("/readyz", get(answer)).with_state(answers);
         tokio::spawn(async move { axum::serve(listener, router).await });
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("etcd.conf.yaml");
-        std::fs::write(&file, format!("listen-metrics-urls: http://0.0.0.0:{port}\n")).unwrap();
-        (dir, file)
+        let config = RunningConfig::new(std::path::Path::new("/run/etcd.conf.yaml"));
+        config.sent(&format!("listen-metrics-urls: http://0.0.0.0:{port}\n"));
+        config
     }
 
     /// One read that fails is an election; one after the other is a lost quorum, for as long as it lasts.
     #[tokio::test]
     async fn reads_that_fail_for_long_are_told_until_one_succeeds() {
         let (answer, answers) = watch::channel(503);
-        let (_dir, file) = etcd(answers).await;
+        let config = etcd(answers).await;
         let (launcher, running) = watch::channel(Some(Version::from("abc")));
-        let readiness = Readiness::new(running, Some(file));
+        let readiness = Readiness::new(running, Some(config));
         let mut stalled = readiness.stalled();
         tokio::spawn(readiness.run());
         let begun = Instant::now();
