@@ -33,7 +33,6 @@ use crate::{
     },
     etcd::{CALL_TIMEOUT, Connector, Consistency, EtcdError, call, hex_id, list_members},
     member::{Status, kubernetes::Kubernetes},
-    running::RunningConfig,
 };
 
 /// Pause between two looks at the others while the member's turn hasn't come.
