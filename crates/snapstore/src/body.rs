@@ -12,7 +12,7 @@ use tokio_util::io::ReaderStream;
 
 use crate::{
     error::{Class, Error, Result},
-    manifest::Facts,
+    manifest::{Digest, Facts},
 };
 
 /// Bytes read from a store.
@@ -26,6 +26,7 @@ pub struct Body {
     content: Content,
     seal: Seal,
     attached: Attached,
+    token: Option<String>,
 }
 
 /// What goes into a snapshot's manifest.
@@ -57,6 +58,7 @@ impl Body {
             content,
             seal: Seal { length, guard: None },
             attached: Attached::default(),
+            token: None,
         }
     }
 
@@ -107,6 +109,28 @@ impl Body {
     pub(crate) fn with_envelope(mut self, envelope: Option<Bytes>) -> Self {
         self.attached = Attached::Envelope(envelope);
         self
+    }
+
+    /// Marks the object where the store keeps metadata. All tries of one upload carry the same token, so that a later try
+    /// recognizes what an earlier one has left.
+    #[must_use]
+    pub fn with_token(mut self, token: impl Into<String>) -> Self {
+        self.token = Some(token.into());
+        self
+    }
+
+    pub(crate) fn token(&self) -> Option<&str> {
+        self.token.as_deref()
+    }
+
+    /// Reads the content to its end and returns its digest; nothing is uploaded.
+    pub async fn digest(self) -> Result<Digest> {
+        let mut content = self.content;
+        let mut digest = Digest::default();
+        while let Some(bytes) = content.next("read what was uploaded").await? {
+            digest.update(&bytes);
+        }
+        Ok(digest)
     }
 
     pub(crate) fn take_attached(&mut self) -> Attached {

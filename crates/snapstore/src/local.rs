@@ -203,7 +203,11 @@ impl SnapStore for LocalStore {
         };
         let object = self.step(&action, finish).await?;
         if object.size != written {
-            let detail = format!("wrote {written} bytes, the file has {}", object.size);
+            let state = match self.delete(&object).await {
+                Ok(()) => "it was removed".to_owned(),
+                Err(error) => format!("it can't be removed ({error}), remove it by hand"),
+            };
+            let detail = format!("wrote {written} bytes, the file has {}; {state}", object.size);
             return Err(Error::new(Class::Corrupt, action, detail));
         }
         Ok(object)

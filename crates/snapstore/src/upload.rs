@@ -4,11 +4,13 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::TryStreamExt as _;
+use md5::{Digest as _, Md5};
 
 use crate::{
     body::{Body, Content, Seal},
     error::{Class, Error, Result},
     listing::Object,
+    store::SnapStore,
 };
 
 /// Content below this size goes up in one request, more in parts of it.
@@ -22,14 +24,15 @@ const PARALLEL_PARTS: usize = 4;
 pub(crate) struct Ticket {
     pub key: String,
     /// Random, goes into the object's metadata. By it an upload whose answer got lost is recognized as our own, when
-    /// its repetition finds the object to exist.
+    /// its repetition finds the object to exist, see [`Body::with_token`].
     pub token: String,
     pub action: String,
 }
 
 impl Ticket {
-    pub(crate) fn new(key: String) -> Self {
-        let token = format!("{:032x}", rand::random::<u128>());
+    pub(crate) fn new(key: String, body: &Body) -> Self {
+        let token = body.token().map(str::to_owned);
+        let token = token.unwrap_or_else(|| format!("{:032x}", rand::random::<u128>()));
         Self {
             token,
             action: format!("upload {key}"),
@@ -47,6 +50,48 @@ impl Ticket {
 pub(crate) struct Found {
     pub object: Object,
     pub token: Option<String>,
+    /// Of the whole content, where the store gives one.
+    pub checksum: Option<Checksum>,
+}
+
+/// What a store says of an object's content.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Checksum {
+    Md5([u8; 16]),
+    Crc32c(u32),
+}
+
+impl Checksum {
+    /// An entity tag that has the form of an MD5. With some kinds of encryption it isn't the content's.
+    pub(crate) fn of_etag(etag: &str) -> Option<Self> {
+        let mut sum = [0; 16];
+        hex::decode_to_slice(etag.trim_matches('"'), &mut sum).ok()?;
+        Some(Self::Md5(sum))
+    }
+
+    fn is_of(self, content: &[u8]) -> bool {
+        match self {
+            Self::Md5(sum) => Md5::digest(content)[..] == sum,
+            Self::Crc32c(sum) => crc32c::crc32c(content) == sum,
+        }
+    }
+}
+
+/// What was sent.
+enum Sent {
+    /// In one request.
+    Whole(Bytes),
+    /// So many bytes in parts, each with its own checksum.
+    Parts(u64),
+}
+
+impl Sent {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Whole(content) => content.len() as u64,
+            Self::Parts(count) => *count,
+        }
+    }
 }
 
 /// How one provider does it.
@@ -64,20 +109,19 @@ pub(crate) trait Upload: Sync {
     /// The object, if there is one.
     async fn look(&self) -> Result<Option<Found>>;
 
-    /// Uploads `body` and makes sure that it arrived.
-    async fn run(&self, body: Body) -> Result<Object> {
+    /// Uploads `body` to `store` and makes sure that it arrived.
+    async fn run(&self, store: &dyn SnapStore, body: Body) -> Result<Object> {
         let action = &self.ticket().action;
         let (mut content, seal) = body.split();
         let first = content.next_part(PART_SIZE, action).await?;
         let sent = if first.len() < PART_SIZE {
-            let sent = first.len() as u64;
-            seal.check(sent, action).await?;
-            or_verify(self.put(first).await)?;
-            sent
+            seal.check(first.len() as u64, action).await?;
+            or_verify(self.put(first.clone()).await)?;
+            Sent::Whole(first)
         } else {
-            self.put_parts(first, content, seal).await?
+            Sent::Parts(self.put_parts(first, content, seal).await?)
         };
-        verify(self.ticket(), self.look().await?, sent)
+        verify(self.ticket(), store, self.look().await?, &sent).await
     }
 }
 
@@ -90,21 +134,56 @@ pub(crate) fn or_verify<T: Default>(result: Result<T>) -> Result<T> {
     }
 }
 
-fn verify(ticket: &Ticket, found: Option<Found>, sent: u64) -> Result<Object> {
-    match found {
-        None => Err(ticket.error(
-            Class::Corrupt,
-            "the store doesn't show the object after the upload",
-        )),
-        Some(Found { token, .. }) if token.as_ref() != Some(&ticket.token) => {
-            Err(ticket.error(Class::AlreadyExists, ""))
-        }
-        Some(Found { object, .. }) if object.size != sent => {
-            let detail = format!("sent {sent} bytes, the store shows {}", object.size);
-            Err(ticket.error(Class::Corrupt, detail))
-        }
-        Some(Found { object, .. }) => Ok(object),
+/// Compares what the store shows with what was sent. An object of ours that differs is removed: nobody can use it, and
+/// it would be in the way of the next try.
+async fn verify(ticket: &Ticket, store: &dyn SnapStore, found: Option<Found>, sent: &Sent) -> Result<Object> {
+    let Some(found) = found else {
+        let detail = "the store doesn't show the object after the upload";
+        return Err(ticket.error(Class::Corrupt, detail));
+    };
+    if found.token.as_ref() != Some(&ticket.token) {
+        return Err(ticket.error(Class::AlreadyExists, ""));
     }
+    let Some(difference) = difference(store, &found, sent).await? else {
+        return Ok(found.object);
+    };
+    let state = match store.delete(&found.object).await {
+        Ok(()) => "it was removed".to_owned(),
+        Err(error) => format!("it can't be removed ({error}), remove it by hand"),
+    };
+    Err(ticket.error(Class::Corrupt, format!("{difference}; {state}")))
+}
+
+/// How the object differs from what was sent. Where the store gives no checksum, or another one, its bytes decide.
+async fn difference(store: &dyn SnapStore, found: &Found, sent: &Sent) -> Result<Option<String>> {
+    let size = found.object.size;
+    if size != sent.len() {
+        return Ok(Some(format!("sent {} bytes, the store has {size}", sent.len())));
+    }
+    let Sent::Whole(content) = sent else {
+        return Ok(None);
+    };
+    if found.checksum.is_some_and(|checksum| checksum.is_of(content)) {
+        return Ok(None);
+    }
+    let equal = match has_content(store, &found.object, content).await {
+        // Who may only write can't compare.
+        Err(error) if error.class() == Class::AccessDenied => true,
+        equal => equal?,
+    };
+    Ok((!equal).then(|| "the store has other content than was sent".to_owned()))
+}
+
+async fn has_content(store: &dyn SnapStore, object: &Object, content: &[u8]) -> Result<bool> {
+    let mut rest = content;
+    let mut stream = store.get(object, None).await?;
+    while let Some(bytes) = stream.try_next().await? {
+        match rest.strip_prefix(&bytes[..]) {
+            Some(behind) => rest = behind,
+            None => return Ok(false),
+        }
+    }
+    Ok(rest.is_empty())
 }
 
 /// Sends `first` and what follows in numbered parts, several at once, while the next one is read. Returns what
@@ -127,4 +206,160 @@ where
         .try_collect()
         .await?;
     Ok((parts, sent))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        ops::Range,
+        sync::atomic::{AtomicBool, Ordering},
+    };
+
+    use futures::{StreamExt as _, stream};
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::{body::ByteStream, listing::Listing, store::Immutability};
+
+    /// A store that has something else than it says.
+    #[derive(Debug, Default)]
+    struct Lying {
+        content: &'static [u8],
+        readable: bool,
+        deletable: bool,
+        deleted: AtomicBool,
+    }
+
+    #[async_trait]
+    impl SnapStore for Lying {
+        fn location(&self) -> &'static str {
+            "lying"
+        }
+
+        async fn list(&self) -> Result<Listing> {
+            Ok(Listing::default())
+        }
+
+        async fn put_object(&self, file: &str, _: Body) -> Result<Object> {
+            Err(Error::new(Class::Unsupported, file, ""))
+        }
+
+        async fn get(&self, object: &Object, _: Option<Range<u64>>) -> Result<ByteStream> {
+            if self.readable {
+                Ok(stream::iter([Ok(Bytes::from_static(self.content))]).boxed())
+            } else {
+                Err(Error::new(Class::AccessDenied, &object.key, ""))
+            }
+        }
+
+        async fn delete(&self, object: &Object) -> Result<()> {
+            if !self.deletable {
+                return Err(Error::new(Class::Locked, &object.key, ""));
+            }
+            self.deleted.store(true, Ordering::Relaxed);
+            Ok(())
+        }
+
+        async fn immutability(&self) -> Result<Immutability> {
+            Ok(Immutability::default())
+        }
+
+        async fn abort_stale_uploads(&self, _: Timestamp) -> Result<u64> {
+            Ok(0)
+        }
+    }
+
+    fn found(token: &str, size: u64, checksum: Option<Checksum>) -> Found {
+        Found {
+            object: Object {
+                key: "v2/name".to_owned(),
+                size,
+                etag: None,
+                last_modified: None,
+                version: None,
+                immutable_until: None,
+            },
+            token: Some(token.to_owned()),
+            checksum,
+        }
+    }
+
+    const SENT: &[u8] = b"all of it";
+
+    /// What is found is ours only with our token, stored only with all bytes, and removed only if it is ours.
+    #[tokio::test]
+    async fn only_what_was_sent_counts() {
+        let right = Checksum::Md5(Md5::digest(SENT).into());
+        let wrong = Checksum::Md5([0; 16]);
+        // Token, size, checksum; what is read: the class of the error, and whether the object is removed.
+        for (token, size, checksum, read, expected, removed) in [
+            ("ours", 9, Some(right), None, None, false),
+            (
+                "ours",
+                9,
+                Some(Checksum::Crc32c(crc32c::crc32c(SENT))),
+                None,
+                None,
+                false,
+            ),
+            ("ours", 9, None, Some(SENT), None, false),
+            (
+                "ours",
+                9,
+                None,
+                Some(&b"all of i?"[..]),
+                Some(Class::Corrupt),
+                true,
+            ),
+            ("ours", 9, None, Some(&b"all "[..]), Some(Class::Corrupt), true),
+            // Some encryptions make other entity tags: the bytes decide.
+            ("ours", 9, Some(wrong), Some(SENT), None, false),
+            (
+                "ours",
+                9,
+                Some(wrong),
+                Some(&b"all of it, "[..]),
+                Some(Class::Corrupt),
+                true,
+            ),
+            // Who may only write can't compare.
+            ("ours", 9, Some(wrong), None, None, false),
+            ("ours", 4, Some(right), None, Some(Class::Corrupt), true),
+            ("another's", 4, None, None, Some(Class::AlreadyExists), false),
+            (
+                "another's",
+                9,
+                Some(right),
+                None,
+                Some(Class::AlreadyExists),
+                false,
+            ),
+        ] {
+            for deletable in [true, false] {
+                let store = Lying {
+                    content: read.unwrap_or_default(),
+                    readable: read.is_some(),
+                    deletable,
+                    ..Lying::default()
+                };
+                let body = Body::from_bytes(SENT).with_token("ours");
+                let ticket = Ticket::new("v2/name".to_owned(), &body);
+                let sent = Sent::Whole(Bytes::from_static(SENT));
+                let verified = verify(&ticket, &store, Some(found(token, size, checksum)), &sent).await;
+                let row = format!("{token} {size} {checksum:?} {read:?}: {verified:?}");
+                assert_eq!(verified.as_ref().err().map(Error::class), expected, "{row}");
+                assert_eq!(
+                    store.deleted.load(Ordering::Relaxed),
+                    removed && deletable,
+                    "{row}"
+                );
+                if removed && !deletable {
+                    assert!(
+                        verified.unwrap_err().to_string().contains("remove it by hand"),
+                        "{row}"
+                    );
+                }
+            }
+        }
+    }
 }

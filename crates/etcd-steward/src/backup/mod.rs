@@ -16,6 +16,7 @@ mod retention;
 mod secondary;
 mod settings;
 mod snapshotter;
+mod stored;
 mod told;
 mod upload;
 mod verification;

@@ -3,17 +3,22 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use snapstore::{Body, Class, SnapshotName, StoredSnapshot, manifest::Facts};
+use snapstore::{
+    Body, Class, SnapshotName, StoredSnapshot,
+    manifest::{Digest, Facts},
+};
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
 use tracing::{debug, instrument};
 
-use super::{BackupError, collector::Delta, fence::Fence, full, owner::Owner, pace};
+use super::{BackupError, collector::Delta, fence::Fence, full, owner::Owner, pace, stored};
 
 pub(super) const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_mins(1);
+/// Objects up to this size, among them every delta, are read back before they count as stored.
+const READ_BACK_LIMIT: u64 = 64 << 20;
 
 pub(super) type Outcome = Result<Stored, BackupError>;
 
@@ -51,7 +56,7 @@ pub(super) async fn take_full(
     };
     let path = spooled.file.path().to_owned();
     let body = || async { Ok(pace::body(&path, deltas.clone()).await?) };
-    let snapshot = upload(&owner, &fence, &name, &facts, body).await?;
+    let snapshot = upload(&owner, &fence, name, &facts, body).await?;
     Ok(Stored {
         snapshot,
         size: spooled.summary.db_size,
@@ -64,8 +69,7 @@ pub(super) async fn take_full(
 fn new_time(owner: &Owner) -> Timestamp {
     let known = owner.follow();
     let newest = known.borrow().full.as_ref().map(|full| full.name.created_on);
-    let next = newest.and_then(|newest| newest.checked_add(SignedDuration::from_secs(1)).ok());
-    next.map_or_else(Timestamp::now, |next| next.max(Timestamp::now()))
+    newest.map_or_else(Timestamp::now, next_time)
 }
 
 /// Nothing depends on it.
@@ -81,7 +85,7 @@ pub(super) async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Out
     let (start, last) = (delta.start, delta.summary.last_revision);
     let name = SnapshotName::delta(start, last, delta.closed_at, owner.settings.compression);
     let body = || async { Ok(delta.content.body()) };
-    let snapshot = upload(&owner, &fence, &name, &owner.facts(), body).await?;
+    let snapshot = upload(&owner, &fence, name, &owner.facts(), body).await?;
     Ok(Stored {
         snapshot,
         size: delta.summary.len,
@@ -89,12 +93,13 @@ pub(super) async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Out
     })
 }
 
-/// Uploads until it works: the object is whole and waits here, so there is nothing better to do than to try again.
+/// Uploads until it works: the object is whole and waits here, so there is nothing better to do than to try again. What
+/// the store shows counts only if it is what was sent.
 #[instrument(skip_all, fields(%name))]
 async fn upload<F, Fut>(
     owner: &Owner,
     fence: &Fence,
-    name: &SnapshotName,
+    mut name: SnapshotName,
     facts: &Facts,
     body: F,
 ) -> Result<StoredSnapshot, BackupError>
@@ -102,35 +107,35 @@ where
     F: Fn() -> Fut,
     Fut: Future<Output = Result<Body, BackupError>>,
 {
+    let token = format!("{:032x}", rand::random::<u128>());
     let mut retry = FIRST_RETRY;
     loop {
-        let (guard, facts) = (fence.clone(), facts.clone());
-        let body = body().await?.with_facts(move || facts);
-        let guarded = body.with_guard(async move {
-            guard
-                .check()
-                .await
-                .map(|_| ())
-                .map_err(|error| std::io::Error::other(error.to_string()))
-        });
-        let error = match owner.store.put(name, guarded).await {
+        let sent = async {
+            let digest = body().await?.digest().await;
+            digest.map(Digest::finish).map_err(|source| store_error(owner, source))
+        };
+        let guarded = guarded(body().await?, fence, facts).with_token(&token);
+        let put = match owner.store.put(&name, guarded).await {
+            // Larger ones are read back by verification, which begins as soon as there is a new full snapshot.
+            Ok(stored) if stored.object.size > READ_BACK_LIMIT => Ok(stored),
+            Ok(stored) => stored::confirm(owner, fence, stored, &sent.await?).await,
+            Err(error) if error.class() == Class::AlreadyExists => {
+                stored::existing(owner, &name, &sent.await?, error).await
+            }
+            Err(error) => Err(error),
+        };
+        let error = match put {
             Ok(stored) => return Ok(stored),
             Err(error) => error,
         };
-        // An earlier try of ours may have arrived although its answer got lost.
-        if error.class() == Class::AlreadyExists {
-            let listing = owner
-                .store
-                .list()
-                .await
-                .map_err(|source| store_error(owner, source))?;
-            if let Some(stored) = listing.snapshots.into_iter().find(|stored| stored.name == *name) {
-                return Ok(stored);
-            }
-        }
         // A cluster that can't be asked at the moment may still be led from here.
         if let Err(BackupError::NotLeader) = fence.check().await {
             return Err(BackupError::NotLeader);
+        }
+        if matches!(error.class(), Class::Corrupt | Class::AlreadyExists) {
+            // Something else may be left under this name.
+            name.created_on = next_time(name.created_on);
+            owner.proven.doubt();
         }
         let may_work_later = may_work_later(error.class());
         let error = store_error(owner, error);
@@ -143,9 +148,23 @@ where
     }
 }
 
+fn guarded(body: Body, fence: &Fence, facts: &Facts) -> Body {
+    let (guard, facts) = (fence.clone(), facts.clone());
+    body.with_facts(move || facts).with_guard(async move {
+        let checked = guard.check().await;
+        checked.map_or_else(|error| Err(std::io::Error::other(error.to_string())), |_| Ok(()))
+    })
+}
+
+/// The present, or the next second if that is later: names have whole seconds.
+fn next_time(before: Timestamp) -> Timestamp {
+    let next = before.checked_add(SignedDuration::from_secs(1)).ok();
+    next.map_or_else(Timestamp::now, |next| next.max(Timestamp::now()))
+}
+
 /// Rights, buckets, keys and disks are mended while the steward runs. What doesn't change by itself is what is uploaded.
 fn may_work_later(class: Class) -> bool {
-    !matches!(class, Class::AlreadyExists | Class::Unsupported)
+    !matches!(class, Class::Unsupported)
 }
 
 pub(super) fn store_error(owner: &Owner, source: snapstore::Error) -> BackupError {

@@ -16,7 +16,7 @@ use operator::reconcile::chain as causes;
 use snapstore::{Kind, Listing, SnapshotName, StoredSnapshot};
 use tokio::{
     runtime::Handle,
-    sync::{OwnedMutexGuard, oneshot},
+    sync::{Notify, OwnedMutexGuard, oneshot},
     task::JoinError,
     time::{Instant, sleep, timeout},
 };
@@ -39,6 +39,7 @@ const STANDS: Duration = Duration::from_hours(1);
 pub(super) struct Proven {
     names: Arc<Mutex<BTreeSet<SnapshotName>>>,
     reading: Arc<tokio::sync::Mutex<()>>,
+    doubt: Arc<Notify>,
 }
 
 impl Proven {
@@ -50,6 +51,16 @@ impl Proven {
     /// Whether it was read back.
     fn has(&self, name: &SnapshotName) -> bool {
         self.lock().contains(name)
+    }
+
+    /// Something in the store isn't what was sent: the newest chain is to be looked at soon.
+    pub(super) fn doubt(&self) {
+        self.doubt.notify_one();
+    }
+
+    /// Waits for a doubt.
+    async fn doubted(&self) {
+        self.doubt.notified().await;
     }
 
     /// Reading is done one after the other.
@@ -117,7 +128,10 @@ pub(super) async fn run(owner: &Owner) -> Infallible {
         let pause = if is_unknown { RETRY } else { PERIOD };
         let next = known.wait_for(|known| known.full.as_ref().map(|full| &full.name) != chain.as_ref());
         // The owner lives as long as its terms.
-        let _ = timeout(pause, next).await;
+        tokio::select! {
+            _ = timeout(pause, next) => {}
+            () = owner.proven.doubted() => {}
+        }
     }
 }
 
@@ -127,29 +141,26 @@ async fn newest_chain(owner: &Owner) -> Found {
         Err(error) => return Found::Unknown(causes(&error)),
     };
     owner.proven.forget_others(&listing);
-    let (Some(full), deltas) = newest_set(&listing) else {
+    if newest_set(&listing).0.is_none() {
         return Found::Nothing;
+    }
+    // Manifests are looked at each time: keys may be gone since.
+    let mut catalog = Catalog::new(listing);
+    let route = match catalog.find(&owner.store, &Wanted::Latest, false).await {
+        Ok(route) => route,
+        Err(FindError::Route(error)) => return Found::Damaged(causes(&error)),
+        Err(FindError::Store(error)) => return Found::Unknown(causes(&error)),
     };
-    let mut end = 0;
-    for stored in std::iter::once(full).chain(deltas) {
+    for stored in catalog.snapshots(&route.plan) {
         if !owner.proven.has(&stored.name) {
-            match read_back(owner, &stored).await {
+            match read_back(owner, stored).await {
                 Verdict::Sound { revision } => debug!(name = %stored.name, revision, "read back"),
                 Verdict::Damaged { reason } => return Found::Damaged(format!("{}: {reason}", stored.name)),
                 Verdict::Unknown { reason } => return Found::Unknown(format!("{}: {reason}", stored.name)),
             }
         }
-        end = stored.name.last_revision;
     }
-    // Manifests are looked at each time: keys may be gone since.
-    let found = Catalog::new(listing)
-        .find(&owner.store, &Wanted::Latest, false)
-        .await;
-    match found {
-        Ok(_) => Found::Whole(end),
-        Err(FindError::Route(error)) => Found::Damaged(causes(&error)),
-        Err(FindError::Store(error)) => Found::Unknown(causes(&error)),
-    }
+    Found::Whole(route.plan.end)
 }
 
 /// Reads one object back. A check that a term has begun is carried to its end, and what it finds is kept, however often the

@@ -117,12 +117,12 @@ impl SnapStore for AzureStore {
 
     async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
         let client = self.clients.get();
-        let ticket = Ticket::new(format!("{}v2/{file}", self.prefix));
+        let ticket = Ticket::new(format!("{}v2/{file}", self.prefix), &body);
         AzureUpload {
             client: &client,
             ticket,
         }
-        .run(body)
+        .run(self, body)
         .await
     }
 

@@ -12,7 +12,7 @@ use crate::{
     body::{Content, Seal},
     error::{Class, Result},
     request::{Call, text},
-    upload::{Found, Ticket, Upload, or_verify, send_parts},
+    upload::{Checksum, Found, Ticket, Upload, or_verify, send_parts},
 };
 
 /// Metadata names are identifiers of C#: no dash.
@@ -63,6 +63,7 @@ impl Upload for AzureUpload<'_> {
                 let token = text(response.headers(), TOKEN.as_str()).map(str::to_owned);
                 Ok(Some(Found {
                     object: describe(key, response.headers()),
+                    checksum: text(response.headers(), CONTENT_MD5.as_str()).and_then(checksum),
                     token,
                 }))
             }
@@ -70,6 +71,11 @@ impl Upload for AzureUpload<'_> {
             Err(e) => Err(e),
         }
     }
+}
+
+fn checksum(text: &str) -> Option<Checksum> {
+    let bytes = BASE64_STANDARD.decode(text).ok()?;
+    Some(Checksum::Md5(bytes.try_into().ok()?))
 }
 
 impl AzureUpload<'_> {

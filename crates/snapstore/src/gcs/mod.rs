@@ -158,12 +158,12 @@ impl SnapStore for GcsStore {
 
     async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
         let client = self.clients.get();
-        let ticket = Ticket::new(format!("{}v2/{file}", self.prefix));
+        let ticket = Ticket::new(format!("{}v2/{file}", self.prefix), &body);
         GcsUpload {
             client: &client,
             ticket,
         }
-        .run(body)
+        .run(self, body)
         .await
     }
 

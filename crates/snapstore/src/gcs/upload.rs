@@ -17,7 +17,7 @@ use crate::{
     body::{Content, Seal},
     error::{Class, Error, Result},
     request::{self, Call, text},
-    upload::{Found, PART_SIZE, Ticket, Upload, or_verify},
+    upload::{Checksum, Found, PART_SIZE, Ticket, Upload, or_verify},
 };
 
 pub(super) const TOKEN: &str = "upload-token";
@@ -92,7 +92,9 @@ impl Upload for GcsUpload<'_> {
         match self.client.fetch::<Resource>(call, action).await {
             Ok(resource) => {
                 let token = resource.metadata.get(TOKEN).cloned();
+                let checksum = resource.crc32c.as_deref().and_then(checksum);
                 Ok(Some(Found {
+                    checksum,
                     object: resource.into(),
                     token,
                 }))
@@ -252,6 +254,11 @@ fn content_type(value: &str) -> HeaderMap {
             .ok()
             .map(|value| (header::CONTENT_TYPE, value)),
     )
+}
+
+fn checksum(text: &str) -> Option<Checksum> {
+    let bytes = BASE64_STANDARD.decode(text).ok()?;
+    Some(Checksum::Crc32c(u32::from_be_bytes(bytes.try_into().ok()?)))
 }
 
 /// A CRC-32C as Google writes it.

@@ -50,7 +50,15 @@ pub struct Attesting {
     store: Arc<dyn SnapStore>,
     keys: Keyring,
     /// Manifests of snapshots that are stored, which aren't stored themselves yet.
-    owed: Mutex<HashMap<SnapshotName, Bytes>>,
+    owed: Mutex<HashMap<SnapshotName, Owed>>,
+}
+
+/// A manifest that isn't stored yet.
+#[derive(Debug, Clone)]
+struct Owed {
+    envelope: Bytes,
+    /// Bytes and SHA-256 of the snapshot that was sent.
+    sent: (u64, String),
 }
 
 impl Attesting {
@@ -62,7 +70,7 @@ impl Attesting {
         }
     }
 
-    fn owed(&self) -> std::sync::MutexGuard<'_, HashMap<SnapshotName, Bytes>> {
+    fn owed(&self) -> std::sync::MutexGuard<'_, HashMap<SnapshotName, Owed>> {
         self.owed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -104,40 +112,58 @@ impl Attesting {
                 .update(bytes);
         });
         let stored = self.store.put(name, body).await;
-        // It may have arrived although it is said to have failed. If not, what is owed is of no use.
-        let exists = matches!(&stored, Err(error) if error.class() == Class::AlreadyExists);
-        if !exists {
+        // It may have arrived although it is said to have failed.
+        let refused = |error: &Error| matches!(error.class(), Class::AlreadyExists | Class::Corrupt);
+        if stored.as_ref().err().is_none_or(|error| !refused(error)) {
             let digest = digest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let sent = digest.clone().finish();
             if let Some(envelope) = Self::seal(name, attached, digest, keys.last())? {
-                self.owed().insert(name.clone(), envelope);
+                self.owed().insert(name.clone(), Owed { envelope, sent });
             }
         }
         stored
     }
 
-    /// A snapshot of ours whose manifest isn't stored yet, when it is uploaded again.
+    /// A snapshot of ours whose manifest isn't stored yet, when it is uploaded again. Only if all of it is there: what an
+    /// upload left that failed may be the half of it.
     async fn uploaded(&self, name: &SnapshotName) -> Result<Option<StoredSnapshot>> {
-        if !self.owed().contains_key(name) {
+        let Some(Owed { sent, .. }) = self.owed().get(name).cloned() else {
             return Ok(None);
-        }
+        };
         let listing = self.store.list().await?;
-        Ok(listing.snapshots.into_iter().find(|stored| stored.name == *name))
+        let found = listing.snapshots.into_iter().find(|stored| stored.name == *name);
+        let Some(found) = found.filter(|found| found.object.size == sent.0) else {
+            return Ok(None);
+        };
+        let digest = Digest::of_object(self.store.as_ref(), &found.object).await?;
+        Ok((digest.finish() == sent).then_some(found))
+    }
+
+    /// Whether the store has this manifest of a snapshot.
+    async fn has_manifest(&self, name: &SnapshotName, envelope: &Bytes) -> Result<bool> {
+        let listing = self.store.list().await?;
+        let Some(found) = listing.snapshots.iter().find(|stored| stored.name == *name) else {
+            return Ok(false);
+        };
+        Ok(self.store.envelope(found).await?.as_ref() == Some(envelope))
     }
 
     async fn store_owed(&self, name: &SnapshotName) -> Result<Option<Object>> {
-        let Some(envelope) = self.owed().get(name).cloned() else {
+        let Some(Owed { envelope, .. }) = self.owed().get(name).cloned() else {
             return Ok(None);
         };
         let file = name_of(name);
-        match self.store.put_object(&file, Body::from_bytes(envelope)).await {
+        let put = self.store.put_object(&file, Body::from_bytes(envelope.clone()));
+        match put.await {
             Ok(object) => {
                 self.owed().remove(name);
                 Ok(Some(object))
             }
-            // By an earlier try whose answer got lost; if not, who verifies finds that it doesn't fit.
             Err(error) if error.class() == Class::AlreadyExists => {
+                let is_ours = self.has_manifest(name, &envelope).await?;
                 self.owed().remove(name);
-                Ok(None)
+                // By an earlier try whose answer got lost. With any other manifest the snapshot can't be used.
+                if is_ours { Ok(None) } else { Err(error) }
             }
             // Who doesn't sign does without.
             Err(error) if !self.keys.signs() => {

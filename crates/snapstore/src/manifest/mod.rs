@@ -21,7 +21,9 @@ pub use self::{
 use crate::{
     body::ByteStream,
     error::{Class, Error, Result},
+    listing::Object,
     name::SnapshotName,
+    store::SnapStore,
 };
 
 /// DSSE's name for what is in the envelope.
@@ -118,6 +120,16 @@ impl Digest {
     /// Bytes so far, and their SHA-256 in hexadecimal digits.
     pub fn finish(self) -> (u64, String) {
         (self.size, hex::encode(self.hasher.finalize()))
+    }
+
+    /// That of an object's bytes, all of which are read.
+    pub async fn of_object(store: &dyn SnapStore, object: &Object) -> Result<Self> {
+        let mut stream = store.get(object, None).await?;
+        let mut digest = Self::default();
+        while let Some(piece) = stream.try_next().await? {
+            digest.update(&piece);
+        }
+        Ok(digest)
     }
 
     /// Passes a stream through, with an error in place of the end if it isn't what the manifest says.

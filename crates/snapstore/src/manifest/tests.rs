@@ -344,6 +344,32 @@ async fn a_manifest_that_is_missing_follows() {
     assert_eq!(put().await.unwrap_err().class(), Class::AlreadyExists);
 }
 
+/// Half a snapshot under the name doesn't count as the one whose manifest is missing.
+#[tokio::test]
+async fn half_a_snapshot_gets_no_manifest() {
+    let container = tempfile::tempdir().unwrap();
+    let folder = keys(&[("2026", KEY)]);
+    let store = store(container.path(), Some(folder.path()));
+    let aside = container.path().with_extension("aside");
+    let (from, to) = (container.path().to_owned(), aside.clone());
+    let failing = Body::from_bytes(snapshot("data")).with_facts(move || {
+        fs::rename(from, to).unwrap();
+        facts()
+    });
+    store.put(&full(), failing).await.unwrap_err();
+    fs::rename(&aside, container.path()).unwrap();
+    let path = container.path().join("v2").join(full().to_string());
+    let whole = fs::read(&path).unwrap();
+    let put = async || store.put(&full(), Body::from_bytes(snapshot("data"))).await;
+    let other: Vec<u8> = whole.iter().map(|byte| !byte).collect();
+    for kept in [&whole[..whole.len() / 2], &other] {
+        fs::write(&path, kept).unwrap();
+        assert_eq!(put().await.unwrap_err().class(), Class::AlreadyExists);
+    }
+    let files = fs::read_dir(container.path().join("v2")).unwrap();
+    assert_eq!(files.count(), 1, "there is a manifest");
+}
+
 /// The stream ends with an error, not with its end, unless all of it is what the manifest says.
 #[tokio::test]
 async fn bytes_are_followed_to_the_end() {

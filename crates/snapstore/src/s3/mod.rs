@@ -241,9 +241,9 @@ impl SnapStore for S3Store {
         let key = format!("{}v2/{file}", self.prefix);
         upload::S3Upload {
             client: &client,
-            ticket: Ticket::new(key),
+            ticket: Ticket::new(key, &body),
         }
-        .run(body)
+        .run(self, body)
         .await
     }
 

@@ -16,7 +16,7 @@ use crate::{
     error::{Class, Result},
     listing::Object,
     request::{Call, length, text, time},
-    upload::{Found, Ticket, Upload, or_verify, send_parts},
+    upload::{Checksum, Found, Ticket, Upload, or_verify, send_parts},
 };
 
 const TOKEN: HeaderName = HeaderName::from_static("x-amz-meta-upload-token");
@@ -78,6 +78,7 @@ impl Upload for S3Upload<'_> {
         Ok(headers.map(|headers| Found {
             token: text(&headers, TOKEN.as_str()).map(str::to_owned),
             object: describe(&self.ticket.key, &headers),
+            checksum: text(&headers, "etag").and_then(Checksum::of_etag),
         }))
     }
 }

@@ -94,8 +94,8 @@ impl SnapStore for SwiftStore {
 
     async fn put_object(&self, file: &str, body: Body) -> Result<Object> {
         let client = self.clients.get();
-        let ticket = Ticket::new(format!("{}v2/{file}", self.prefix));
-        SwiftUpload::new(&client, ticket).run(body).await
+        let ticket = Ticket::new(format!("{}v2/{file}", self.prefix), &body);
+        SwiftUpload::new(&client, ticket).run(self, body).await
     }
 
     async fn get(&self, object: &Object, range: Option<Range<u64>>) -> Result<ByteStream> {

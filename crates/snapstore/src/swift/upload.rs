@@ -15,7 +15,7 @@ use crate::{
     body::{Content, Seal},
     error::{Class, Error, Result},
     request::{Call, text},
-    upload::{Found, Ticket, Upload, or_verify, send_parts},
+    upload::{Checksum, Found, Ticket, Upload, or_verify, send_parts},
 };
 
 const TOKEN: HeaderName = HeaderName::from_static("x-object-meta-upload-token");
@@ -71,6 +71,7 @@ impl Upload for SwiftUpload<'_> {
                 let token = text(response.headers(), TOKEN.as_str()).map(str::to_owned);
                 Ok(Some(Found {
                     object: describe(key, response.headers()),
+                    checksum: text(response.headers(), header::ETAG.as_str()).and_then(Checksum::of_etag),
                     token,
                 }))
             }
