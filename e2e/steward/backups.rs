@@ -75,7 +75,7 @@ impl Writer {
 }
 
 /// The keys of a restored cluster with their values' hashes, by key.
-fn live(records: &[Value]) -> BTreeMap<String, String> {
+pub(crate) fn live(records: &[Value]) -> BTreeMap<String, String> {
     let mut keys = BTreeMap::new();
     for record in records {
         let key = record["key"].as_str().unwrap_or_default().to_owned();

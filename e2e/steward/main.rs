@@ -35,6 +35,7 @@ mod schemes;
 mod s3_stub;
 mod secondary;
 mod security;
+mod shared_prefix;
 mod signing;
 mod snapshots;
 mod torn_uploads;

@@ -20,6 +20,8 @@ async fn with_stub() -> anyhow::Result<(Rig, Stub)> {
     let revision = rig.put("/kept/", 5).await?;
     rig.until_covered(revision).await?;
     rig.until("all of it is verified", async || {
+        let told = rig.members[0].backup_status().await?;
+        ensure!(told.uncovered_revisions == 0, "{told:?}");
         let whole = rig.members[0].metric(WHOLE).await?;
         ensure!(whole > 0.0, "{whole}");
         Ok(())

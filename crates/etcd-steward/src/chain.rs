@@ -51,6 +51,8 @@ struct Entry {
     attested: bool,
     /// What that says.
     manifest: Option<Manifest>,
+    /// Whether it is of another cluster than the wanted one.
+    is_left_out: bool,
 }
 
 impl Catalog {
@@ -72,6 +74,7 @@ impl Catalog {
                 fault,
                 attested: false,
                 manifest: None,
+                is_left_out: false,
             };
         Self(known.chain(unknown).enumerate().map(entry).collect())
     }
@@ -166,6 +169,7 @@ fn link(name: &SnapshotName, index: usize) -> Link {
         start: name.start_revision,
         last: name.last_revision,
         created_on: name.created_on.as_second(),
+        cluster: None,
         index,
     }
 }

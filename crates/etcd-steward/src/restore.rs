@@ -217,6 +217,8 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         return Err(RestoreError::Unsettled(young.name.to_string()));
     }
     let mut catalog = Catalog::new(listing);
+    let preferred = catalog.prefer(&store, &scene.cluster.uid).await;
+    preferred.map_err(failed)?;
     let found = catalog.find(&store, &Wanted::Latest, false).await;
     let plan = match found {
         Ok(route) => route.plan,

@@ -384,7 +384,11 @@ impl Steward {
     }
 
     fn own_backups(&self, store: Arc<dyn SnapStore>, shared: &Shared) -> anyhow::Result<Backups> {
-        let settings = Settings::new(&self.config.backup, self.args.temp.clone())?;
+        let uid = self.config.cluster.uid.clone();
+        let settings = Settings {
+            etcd_uid: Some(uid).filter(|uid| !uid.is_empty()),
+            ..Settings::new(&self.config.backup, self.args.temp.clone())?
+        };
         let shared = shared.clone();
         let (owner, backups) = Owner::new(
             store,

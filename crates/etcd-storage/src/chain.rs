@@ -23,6 +23,8 @@ pub struct Link {
     pub last: i64,
     /// When it was made, in seconds since 1970.
     pub created_on: i64,
+    /// The cluster that it was taken of, where that is known.
+    pub cluster: Option<u64>,
     /// What the caller knows it by.
     pub index: usize,
 }
@@ -89,7 +91,8 @@ pub enum Error {
 }
 
 /// Plans a restore of the newest state, or of the state at `target`. Objects that are known to be bad are left out of
-/// `links` by the caller; then an older full takes their place, if the deltas reach from it.
+/// `links` by the caller; then an older full takes their place, if the deltas reach from it. Snapshots of different clusters
+/// never come into one plan; one of an unknown cluster only where nothing else is and it connects without an overlap.
 ///
 /// # Errors
 /// There is no way without a gap.
@@ -100,9 +103,11 @@ pub fn plan(links: &[Link], target: Option<i64>) -> Result<Plan, Error> {
         deltas: Vec::new(),
         end: base.last,
     };
-    let mut last = base;
+    let (mut last, mut cluster) = (base, base.cluster);
     while target.is_none_or(|target| plan.end < target) {
-        let Some(next) = next(links, plan.end) else { break };
+        let Some(next) = next(links, plan.end, cluster) else {
+            break;
+        };
         if next.start > plan.end + 1 {
             let (from, to) = (plan.end + 1, next.start - 1);
             let end = links.iter().map(|link| link.last).max().unwrap_or(plan.end);
@@ -117,7 +122,7 @@ pub fn plan(links: &[Link], target: Option<i64>) -> Result<Plan, Error> {
         }
         plan.end = next.last;
         plan.deltas.push(next);
-        last = next;
+        (last, cluster) = (next, cluster.or(next.cluster));
     }
     match target {
         Some(target) if plan.end < target => Err(Error::TargetTooNew {
@@ -145,16 +150,26 @@ fn base(links: &[Link], target: Option<i64>) -> Result<Link, Error> {
 }
 
 /// The delta that takes the plan furthest from `end`; without one that connects, the one that begins first behind it.
-fn next(links: &[Link], end: i64) -> Option<Link> {
+fn next(links: &[Link], end: i64, cluster: Option<u64>) -> Option<Link> {
     let newer = || {
         links
             .iter()
-            .filter(|link| link.kind == Kind::Delta && link.last > end)
+            .filter(|link| link.kind == Kind::Delta && link.last > end && belongs(link, end, cluster))
             .copied()
     };
     let connected = newer().filter(|delta| delta.start <= end + 1);
-    let furthest = connected.max_by_key(|delta| (delta.last, delta.created_on));
+    let furthest = connected.max_by_key(|delta| (delta.cluster == cluster, delta.last, delta.created_on));
     furthest.or_else(|| newer().min_by_key(|delta| (delta.start, delta.last)))
+}
+
+/// Whether a delta may follow what ends at `end` and is of `cluster`.
+fn belongs(delta: &Link, end: i64, cluster: Option<u64>) -> bool {
+    match (delta.cluster, cluster) {
+        (Some(delta), Some(cluster)) => delta == cluster,
+        // What overlaps may tell another story of the same revisions.
+        (None, Some(_)) => delta.start > end,
+        (_, None) => true,
+    }
 }
 
 #[cfg(test)]
@@ -171,6 +186,7 @@ mod tests {
                 start: *start,
                 last: *last,
                 created_on: 100,
+                cluster: None,
                 index,
             }
         };
@@ -258,6 +274,96 @@ mod tests {
         let mut two = links(&[('F', 0, 5), ('F', 0, 5), ('F', 0, 5)]);
         two[1].created_on = 101;
         assert_eq!(plan(&two, None).unwrap().base.index, 1);
+    }
+
+    /// Kinds and revisions with clusters; the plan. Two clusters with one prefix, or one that came after another.
+    #[test]
+    fn clusters_are_kept_apart() {
+        let (a, b) = (Some(1), Some(2));
+        for (name, spec, base, deltas, end) in [
+            (
+                "the other one reaches further",
+                &[
+                    (('F', 0, 21), a),
+                    (('D', 22, 90), a),
+                    (('F', 0, 30), b),
+                    (('D', 31, 80), b),
+                ][..],
+                2,
+                &[3][..],
+                80,
+            ),
+            (
+                "from the same revision on",
+                &[
+                    (('F', 0, 30), b),
+                    (('D', 31, 95), a),
+                    (('D', 31, 80), b),
+                    (('D', 81, 82), b),
+                ],
+                0,
+                &[2, 3],
+                82,
+            ),
+            (
+                "what is known goes before what isn't",
+                &[(('F', 0, 30), b), (('D', 31, 95), None), (('D', 31, 80), b)],
+                0,
+                &[2],
+                80,
+            ),
+            (
+                "a manifest is missing",
+                &[(('F', 0, 30), b), (('D', 31, 40), None), (('D', 41, 80), b)],
+                0,
+                &[1, 2],
+                80,
+            ),
+            (
+                "an overlap that nothing vouches for",
+                &[(('F', 0, 30), b), (('D', 22, 90), None), (('D', 31, 40), b)],
+                0,
+                &[2],
+                40,
+            ),
+            (
+                "continued by another tool's successor",
+                &[
+                    (('F', 0, 8), None),
+                    (('D', 9, 12), None),
+                    (('D', 13, 20), a),
+                    (('D', 13, 25), b),
+                ],
+                0,
+                &[1, 3],
+                25,
+            ),
+            (
+                "and only by one of them",
+                &[
+                    (('F', 0, 8), None),
+                    (('D', 9, 20), a),
+                    (('D', 21, 25), b),
+                    (('D', 21, 23), a),
+                ],
+                0,
+                &[1, 3],
+                23,
+            ),
+        ] {
+            let of: Vec<_> = spec.iter().map(|(of, _)| *of).collect();
+            let mut links = links(&of);
+            for (link, (_, cluster)) in links.iter_mut().zip(spec) {
+                link.cluster = *cluster;
+            }
+            let plan = plan(&links, None).unwrap();
+            let found: Vec<_> = plan.deltas.iter().map(|delta| delta.index).collect();
+            assert_eq!(
+                (plan.base.index, &found[..], plan.end),
+                (base, deltas, end),
+                "{name}"
+            );
+        }
     }
 
     #[test]

@@ -8,8 +8,10 @@ mod health;
 mod history;
 mod lanes;
 pub mod owner;
+mod ownership;
 mod pace;
 mod pieces;
+mod prefix_watch;
 mod report;
 mod restored;
 mod retention;
@@ -77,6 +79,25 @@ pub enum BackupError {
         /// Revision of the cluster.
         cluster: i64,
     },
+    /// Another cluster stores its backups in the same place.
+    #[error(
+        "{cluster} stores its backups in the same place, {location}, the newest of them, {newest}, at {at}: nothing is \
+         stored beside them. Give this Etcd another spec.backup.store.prefix, or, if that cluster is gone for good, move \
+         its backups away"
+    )]
+    PrefixInUse {
+        /// The other one.
+        cluster: String,
+        /// The store.
+        location: String,
+        /// Its newest snapshot.
+        newest: String,
+        /// When that was stored.
+        at: jiff::Timestamp,
+    },
+    /// The store isn't as this owner left it.
+    #[error("{0}, the newest snapshot that was stored, isn't in the store any more: it is looked at anew")]
+    SnapshotMissing(String),
     /// Another member leads.
     #[error("this member doesn't lead the cluster any more")]
     NotLeader,
@@ -113,6 +134,8 @@ impl Reason for BackupError {
             Self::Damaged(_) => "SnapshotDamaged",
             Self::Delta(_) => "DeltaOutOfOrder",
             Self::StoreAhead { .. } => "StoreAhead",
+            Self::PrefixInUse { .. } => "PrefixInUse",
+            Self::SnapshotMissing(_) => "SnapshotMissing",
             Self::NotLeader => "NotOwner",
             Self::Compacted(_) => "Compacted",
             Self::Timeout(_) => "Timeout",
@@ -124,7 +147,7 @@ impl Reason for BackupError {
     fn retry(&self) -> Retry {
         match self {
             Self::Store { source, .. } if !source.is_retryable() => Retry::OnChange,
-            Self::StoreAhead { .. } => Retry::OnChange,
+            Self::StoreAhead { .. } | Self::PrefixInUse { .. } => Retry::OnChange,
             _ => Retry::Backoff,
         }
     }

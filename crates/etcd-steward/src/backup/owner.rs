@@ -17,7 +17,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    BackupError, Backups, Known, Order, Secondary, Settings, Trouble, retention, secondary,
+    BackupError, Backups, Known, Order, Secondary, Settings, Trouble,
+    ownership::{Origin, Origins},
+    prefix_watch, retention, secondary,
     snapshotter::Snapshotter,
     told::Told,
     verification::{self, Proven},
@@ -28,8 +30,6 @@ use crate::{
     metrics::Metrics,
 };
 
-/// Why a new chain is begun although there is one.
-const HISTORY_DIFFERS: &str = "HistoryDiffers";
 const FIRST_RETRY: Duration = Duration::from_secs(2);
 const LAST_RETRY: Duration = Duration::from_mins(2);
 /// A term of work that lasted longer than this was no failure of the start.
@@ -54,6 +54,8 @@ pub struct Owner {
     pub metrics: Metrics,
     /// What was read back and found whole.
     pub(super) proven: Proven,
+    /// Of which clusters the store's snapshots are.
+    pub(super) origins: Origins,
     told: Told,
     known: Arc<watch::Sender<Known>>,
     orders: Arc<watch::Sender<Option<mpsc::Sender<Order>>>>,
@@ -89,6 +91,7 @@ impl Owner {
                 kubernetes,
                 metrics,
                 proven: Proven::default(),
+                origins: Origins::default(),
                 told: Told::default(),
                 known,
                 orders,
@@ -129,7 +132,23 @@ impl Owner {
             etcd_version: status.etcd_version.clone(),
             config_hash: status.observed_config_hash.clone(),
             auth: Some(self.connector.authenticates()),
+            etcd_uid: self.settings.etcd_uid.clone(),
+            owner_since: self.origins.since(),
             ..Facts::default()
+        })
+    }
+
+    /// The cluster's ID.
+    pub(super) fn cluster_id(&self) -> Option<String> {
+        self.status.read(|status| status.cluster_id.clone())
+    }
+
+    /// What marks this cluster's snapshots.
+    pub(super) fn origin(&self) -> Option<Origin> {
+        Some(Origin {
+            cluster: self.cluster_id()?,
+            etcd_uid: self.settings.etcd_uid.clone(),
+            since: self.origins.since().unwrap_or_else(Timestamp::now),
         })
     }
 
@@ -199,7 +218,7 @@ impl Owner {
     /// One term of ownership; ends only with an error.
     async fn term(&self) -> BackupError {
         let (sender, orders) = mpsc::channel(8);
-        let snapshotter = match Snapshotter::begin(self).await {
+        let snapshotter = match Box::pin(Snapshotter::begin(self)).await {
             Ok(snapshotter) => snapshotter,
             Err(error) => return error,
         };
@@ -208,14 +227,16 @@ impl Owner {
         self.status.update(|status| status.backup_owner = Some(true));
         self.orders.send_replace(Some(sender));
         let fence = snapshotter.fence().clone();
+        // On the heap: together they are too large for a thread's stack.
         tokio::select! {
-            ended = snapshotter.run(orders) => match ended {
+            ended = Box::pin(snapshotter.run(orders)) => match ended {
                 Ok(never) => match never {},
                 Err(error) => error,
             },
-            never = retention::run(self, &fence) => match never {},
-            never = verification::run(self) => match never {},
-            never = secondary::run(self, &fence) => match never {},
+            never = Box::pin(retention::run(self, &fence)) => match never {},
+            never = Box::pin(verification::run(self)) => match never {},
+            error = Box::pin(prefix_watch::run(self)) => error,
+            never = Box::pin(secondary::run(self, &fence)) => match never {},
         }
     }
 
@@ -257,15 +278,15 @@ impl Owner {
         }
     }
 
-    /// Tells that the newest backups aren't of this cluster's history.
-    pub(super) async fn foreign(&self, why: &str) {
-        let note =
-            format!("the newest backups are of another history, a full snapshot begins a new chain: {why}");
-        warn!(note, "another history");
-        if self.told.fails(HISTORY_DIFFERS)
-            && let Some(kubernetes) = &self.kubernetes
-        {
-            kubernetes.warn("Backup", HISTORY_DIFFERS, &note).await;
+    /// Warns of something that doesn't keep backups from working: once in the log and by an Event, until they work again
+    /// after a failure.
+    pub(super) async fn warn(&self, reason: &'static str, note: &str) {
+        if !self.told.fails(reason) {
+            return;
+        }
+        warn!(reason, note, "backups go on");
+        if let Some(kubernetes) = &self.kubernetes {
+            kubernetes.warn("Backup", reason, note).await;
         }
     }
 

@@ -20,7 +20,7 @@ use snapstore::{
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use super::{fence::Fence, owner::Owner, told::Told};
+use super::{fence::Fence, owner::Owner, prefix_watch, told::Told};
 
 /// The first look for old backups comes so soon.
 const FIRST: Duration = Duration::from_mins(5);
@@ -36,7 +36,7 @@ pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
     loop {
         sleep(pause.mul_f64(0.9 + rand::random::<f64>() * 0.2)).await;
         pause = period;
-        let store = Fenced::new(owner.store.as_ref(), fence);
+        let store = Fenced::new(owner, owner.store.as_ref(), fence);
         let proven = owner.proven.names();
         let is_proven = |full: &StoredSnapshot| proven.contains(&full.name);
         let collected = collect(&store, &owner.settings.retention, is_proven, Timestamp::now()).await;
@@ -104,17 +104,20 @@ async fn tell(owner: &Owner, told: &Told, collected: Result<Collected, Error>) {
     }
 }
 
-/// The store in the hands of an owner whose term may end at any time: the fence is asked before each deletion.
+/// The store in the hands of an owner whose term may end at any time: the fence is asked before each deletion. Backups of
+/// other clusters aren't seen.
 #[derive(Debug)]
 pub(super) struct Fenced<'a> {
+    owner: &'a Owner,
     store: &'a dyn SnapStore,
     fence: &'a Fence,
     lost: AtomicBool,
 }
 
 impl<'a> Fenced<'a> {
-    pub(super) fn new(store: &'a dyn SnapStore, fence: &'a Fence) -> Self {
+    pub(super) fn new(owner: &'a Owner, store: &'a dyn SnapStore, fence: &'a Fence) -> Self {
         Self {
+            owner,
             store,
             fence,
             lost: AtomicBool::new(false),
@@ -148,7 +151,8 @@ impl SnapStore for Fenced<'_> {
     }
 
     async fn list(&self) -> Result<Listing, Error> {
-        self.store.list().await
+        let listing = self.store.list().await?;
+        prefix_watch::collectable(self.owner, self.store, listing).await
     }
 
     async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot, Error> {

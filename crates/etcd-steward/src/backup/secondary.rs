@@ -72,7 +72,7 @@ impl Pass {
         if owner.settings.retention_period.is_none() {
             return Ok(());
         }
-        let store = Fenced::new(secondary.store.as_ref(), fence);
+        let store = Fenced::new(owner, secondary.store.as_ref(), fence);
         let (proven, checked) = (owner.proven.names(), self.checked.names());
         let is_proven = |full: &StoredSnapshot| proven.contains(&full.name) || checked.contains(&full.name);
         let collected = collect(&store, &owner.settings.retention, is_proven, Timestamp::now())

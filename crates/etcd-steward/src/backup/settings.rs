@@ -30,6 +30,8 @@ pub struct Settings {
     pub retention_period: Option<Duration>,
     /// Scratch space.
     pub temp: PathBuf,
+    /// UID of the Etcd, by which its snapshots are told from those of others.
+    pub etcd_uid: Option<String>,
 }
 
 /// The settings can't be understood.
@@ -74,6 +76,7 @@ impl Settings {
             },
             retention_period: (retention_period >= Duration::from_secs(1)).then_some(retention_period),
             temp,
+            etcd_uid: None,
         })
     }
 }

@@ -17,9 +17,9 @@ use super::{
     backlog::Backlog,
     collector::Collector,
     fence::Fence,
-    history,
     lanes::{DeltaLane, FullLane},
     owner::Owner,
+    prefix_watch,
     report::Report,
     restored,
     upload::{Outcome, store_delta, store_error, take_full},
@@ -61,10 +61,7 @@ impl Snapshotter {
             .map_err(|source| store_error(owner, source))?;
         let newest = newest_set(&listing);
         let restored = owner.status.read(|status| restored::began_at(status, &newest));
-        let (full, deltas) = match restored {
-            Some(_) => newest,
-            None => own_set(owner, newest, current).await?,
-        };
+        let (full, deltas) = prefix_watch::own_set(owner, listing, current, restored.is_some()).await?;
         let covered = restored.unwrap_or_else(|| restored::end_of(&full, &deltas));
         let full_due = full.as_ref().is_none_or(|full| full.name.is_final);
         let next_full = next_full(owner, full.as_ref());
@@ -306,25 +303,6 @@ async fn until(time: Option<Timestamp>) {
 }
 
 pub(super) type NewestSet = (Option<StoredSnapshot>, Vec<StoredSnapshot>);
-
-/// What of the store's newest set is of this cluster's history: all or nothing.
-async fn own_set(owner: &Owner, set: NewestSet, current: i64) -> Result<NewestSet, BackupError> {
-    let Some(newest) = set.1.last().or(set.0.as_ref()) else {
-        return Ok(set);
-    };
-    let stored = newest.name.last_revision;
-    if stored > current {
-        return Err(BackupError::StoreAhead {
-            stored,
-            cluster: current,
-        });
-    }
-    let Some(why) = history::differs(owner, newest).await? else {
-        return Ok(set);
-    };
-    owner.foreign(&why).await;
-    Ok((None, Vec::new()))
-}
 
 /// The newest full snapshot and the deltas beyond it.
 pub(super) fn newest_set(listing: &Listing) -> NewestSet {

@@ -13,7 +13,8 @@ use tokio::{
 };
 use tracing::{debug, instrument};
 
-use super::{BackupError, collector::Delta, fence::Fence, full, owner::Owner, pace, stored};
+use super::{BackupError, collector::Delta, fence::Fence, full, history, owner::Owner, pace, stored};
+use crate::member::whole_seconds;
 
 pub(super) const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_mins(1);
@@ -52,11 +53,12 @@ pub(super) async fn take_full(
     let facts = Facts {
         keys: keys(&owner, revision).await,
         database_sha256: Some(spooled.summary.sha256.to_string()),
+        last_event: Box::pin(history::last_event(&owner.connector, revision)).await,
         ..owner.facts()
     };
     let path = spooled.file.path().to_owned();
     let body = || async { Ok(pace::body(&path, deltas.clone()).await?) };
-    let snapshot = upload(&owner, &fence, name, &facts, body).await?;
+    let snapshot = Box::pin(upload(&owner, &fence, name, &facts, body)).await?;
     Ok(Stored {
         snapshot,
         size: spooled.summary.db_size,
@@ -85,7 +87,7 @@ pub(super) async fn store_delta(owner: Owner, fence: Fence, delta: Delta) -> Out
     let (start, last) = (delta.start, delta.summary.last_revision);
     let name = SnapshotName::delta(start, last, delta.closed_at, owner.settings.compression);
     let body = || async { Ok(delta.content.body()) };
-    let snapshot = upload(&owner, &fence, name, &owner.facts(), body).await?;
+    let snapshot = Box::pin(upload(&owner, &fence, name, &owner.facts(), body)).await?;
     Ok(Stored {
         snapshot,
         size: delta.summary.len,
@@ -112,15 +114,17 @@ where
     loop {
         let sent = async {
             let digest = body().await?.digest().await;
-            digest.map(Digest::finish).map_err(|source| store_error(owner, source))
+            digest
+                .map(Digest::finish)
+                .map_err(|source| store_error(owner, source))
         };
         let guarded = guarded(body().await?, fence, facts).with_token(&token);
         let put = match owner.store.put(&name, guarded).await {
             // Larger ones are read back by verification, which begins as soon as there is a new full snapshot.
             Ok(stored) if stored.object.size > READ_BACK_LIMIT => Ok(stored),
-            Ok(stored) => stored::confirm(owner, fence, stored, &sent.await?).await,
+            Ok(stored) => Box::pin(stored::confirm(owner, fence, stored, &sent.await?)).await,
             Err(error) if error.class() == Class::AlreadyExists => {
-                stored::existing(owner, &name, &sent.await?, error).await
+                Box::pin(stored::existing(owner, &name, &sent.await?, error)).await
             }
             Err(error) => Err(error),
         };
@@ -159,7 +163,7 @@ fn guarded(body: Body, fence: &Fence, facts: &Facts) -> Body {
 /// The present, or the next second if that is later: names have whole seconds.
 fn next_time(before: Timestamp) -> Timestamp {
     let next = before.checked_add(SignedDuration::from_secs(1)).ok();
-    next.map_or_else(Timestamp::now, |next| next.max(Timestamp::now()))
+    whole_seconds(next.map_or_else(Timestamp::now, |next| next.max(Timestamp::now())))
 }
 
 /// Rights, buckets, keys and disks are mended while the steward runs. What doesn't change by itself is what is uploaded.

@@ -22,7 +22,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Order, owner::Owner, snapshotter::newest_set};
+use super::{Order, owner::Owner, prefix_watch, snapshotter::newest_set};
 use crate::chain::{self, Catalog, FindError, Verdict, Wanted};
 
 /// A term that has just begun has more urgent things to do.
@@ -141,6 +141,10 @@ async fn newest_chain(owner: &Owner) -> Found {
         Err(error) => return Found::Unknown(causes(&error)),
     };
     owner.proven.forget_others(&listing);
+    let listing = match prefix_watch::own_listing(owner, listing).await {
+        Ok(listing) => listing,
+        Err(error) => return Found::Unknown(causes(&error)),
+    };
     if newest_set(&listing).0.is_none() {
         return Found::Nothing;
     }
@@ -213,10 +217,10 @@ async fn tell(owner: &Owner, found: Found, unread_for: Duration) {
         }
         Found::Damaged(what) => {
             warn!(what, "the newest backups are damaged");
-            begin_anew(owner).await;
             (ConditionStatus::False, condition::CHAIN_DAMAGED, what)
         }
     };
+    let is_damaged = reason == condition::CHAIN_DAMAGED;
     let was_well = owner.status.read(|member| {
         find_condition(&member.conditions, condition::BACKUP_VERIFIED)
             .is_none_or(|known| known.status == ConditionStatus::True)
@@ -233,10 +237,14 @@ async fn tell(owner: &Owner, found: Found, unread_for: Duration) {
             _ => {}
         }
     }
+    // It is reported before: while nothing can be stored this doesn't end.
+    if is_damaged {
+        begin_anew(owner).await;
+    }
 }
 
 /// A chain that can't be restored to its end is left behind as soon as there is a new full snapshot.
-async fn begin_anew(owner: &Owner) {
+pub(super) async fn begin_anew(owner: &Owner) {
     let orders = owner.orders();
     let (done, outcome) = oneshot::channel();
     let order = Order {

@@ -1,13 +1,14 @@
 //! What the manifests of a chain's snapshots say, looked at before the first byte of one is used.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use etcd_storage::chain::{Link, Plan};
+use etcd_storage::chain::{Kind, Link, Plan};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use snapstore::{
     SnapStore, StoredSnapshot,
-    manifest::{Facts, Manifest},
+    manifest::{Facts, Manifest, facts},
 };
+use tracing::info;
 
 use super::{Catalog, Error, Route, Wanted};
 
@@ -57,6 +58,7 @@ impl Catalog {
         Facts {
             keys: None,
             database_sha256: None,
+            last_event: None,
             ..facts.unwrap_or_default()
         }
     }
@@ -66,7 +68,57 @@ impl Catalog {
         self.0[link.index].manifest.as_ref()
     }
 
-    /// Looks at the manifests of a plan's snapshots, at each once. False when that has condemned one of them.
+    /// Leaves what other clusters have stored out of the way, if the cluster's Etcd has stored anything here: of its clusters
+    /// the latest counts.
+    pub async fn prefer(
+        &mut self,
+        store: &Arc<dyn SnapStore>,
+        etcd_uid: &str,
+    ) -> Result<(), snapstore::Error> {
+        let fulls = self
+            .0
+            .iter()
+            .enumerate()
+            .filter(|(_, entry)| entry.link.kind == Kind::Full);
+        let fulls: Vec<_> = fulls
+            .map(|(index, entry)| (index, entry.stored.clone()))
+            .collect();
+        let reads = fulls.into_iter().map(|(index, stored)| {
+            let store = Arc::clone(store);
+            async move {
+                let found = facts(store.as_ref(), &stored).await?;
+                Ok::<_, snapstore::Error>((index, found.unwrap_or_default()))
+            }
+        });
+        let read: Vec<_> = stream::iter(reads)
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
+        let own = read
+            .iter()
+            .filter(|(_, facts)| facts.etcd_uid.as_deref() == Some(etcd_uid));
+        let latest = own
+            .max_by_key(|(_, facts)| facts.owner_since)
+            .map(|(_, facts)| facts.cluster_id.clone());
+        let Some(Some(cluster)) = latest else {
+            return Ok(());
+        };
+        let others: BTreeSet<_> = read
+            .iter()
+            .filter(|(_, facts)| facts.cluster_id.as_ref() != Some(&cluster))
+            .map(|(index, _)| *index)
+            .collect();
+        for index in &others {
+            info!(
+                name = self.0[*index].name,
+                cluster, "left out: it isn't of this Etcd's latest cluster"
+            );
+            self.0[*index].is_left_out = true;
+        }
+        Ok(())
+    }
+
+    /// Looks at the manifests of a plan's snapshots, at each once. False when another plan may be the right one by that.
     async fn attest(&mut self, store: &Arc<dyn SnapStore>, plan: &Plan) -> Result<bool, snapstore::Error> {
         let links = std::iter::once(&plan.base).chain(&plan.deltas);
         let unseen = links.filter(|link| !self.0[link.index].attested);
@@ -81,11 +133,18 @@ impl Catalog {
             .buffer_unordered(AT_ONCE)
             .try_collect()
             .await?;
-        let mut sound = true;
+        // What is known of clusters now may make it another plan.
+        let mut sound = admitted.is_empty();
         for (index, admitted) in admitted {
             let entry = &mut self.0[index];
             match admitted {
-                Ok(manifest) => (entry.attested, entry.manifest) = (true, manifest),
+                Ok(manifest) => {
+                    let cluster = manifest
+                        .as_ref()
+                        .and_then(|manifest| manifest.facts.cluster_id.as_deref());
+                    entry.link.cluster = cluster.and_then(|id| u64::from_str_radix(id, 16).ok());
+                    (entry.attested, entry.manifest) = (true, manifest);
+                }
                 Err(reason) => {
                     entry.fault.get_or_insert(reason);
                     sound = false;

@@ -105,7 +105,12 @@ impl Catalog {
 
     /// What may be on the way, and where the engine has to stop.
     fn candidates(&self, wanted: &Wanted) -> Result<(Vec<Link>, Target), Error> {
-        let links = || self.0.iter().map(|entry| entry.link);
+        let links = || {
+            self.0
+                .iter()
+                .filter(|entry| !entry.is_left_out)
+                .map(|entry| entry.link)
+        };
         match wanted {
             Wanted::Latest => Ok((links().collect(), Target::Latest)),
             Wanted::Revision(revision) => Ok((links().collect(), Target::Revision(*revision))),

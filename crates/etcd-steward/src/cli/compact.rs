@@ -27,6 +27,9 @@ pub struct Args {
     store: StoreArgs,
     #[command(flatten)]
     pub(super) output: Output,
+    /// Where several Etcds have stored their backups in one place: the one whose backups are meant, by its UID.
+    #[arg(long, value_name = "UID")]
+    etcd_uid: Option<String>,
     /// Folder for a temporary file, which becomes as large as the uncompacted database.
     #[arg(long, value_name = "FOLDER")]
     temp_dir: PathBuf,
@@ -41,6 +44,9 @@ pub struct Args {
 pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     let store = args.store.open()?;
     let mut catalog = Catalog::new(store.list().await?);
+    if let Some(uid) = &args.etcd_uid {
+        catalog.prefer(&store, uid).await?;
+    }
     let stop = Stop::on_signal()?;
     tokio::fs::create_dir_all(&args.temp_dir)
         .await

@@ -22,6 +22,9 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
         return Err(CliError::Unsettled(young.name.clone()));
     }
     let mut catalog = Catalog::new(listing);
+    if let Some(uid) = &args.etcd_uid {
+        catalog.prefer(&store, uid).await?;
+    }
     let stop = Stop::on_signal()?;
     loop {
         let found = catalog.find(&store, &wanted, args.fallback).await;

@@ -154,6 +154,7 @@ pub(crate) fn plan(objects: &[Stored], target: Option<i64>) -> Result<Chain, cha
             start: one.start,
             last: one.last,
             created_on: one.created_on,
+            cluster: None,
             index,
         })
         .collect();

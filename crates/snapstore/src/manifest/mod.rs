@@ -11,6 +11,7 @@ mod tests;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
@@ -21,7 +22,7 @@ pub use self::{
 use crate::{
     body::ByteStream,
     error::{Class, Error, Result},
-    listing::Object,
+    listing::{Object, StoredSnapshot},
     name::SnapshotName,
     store::SnapStore,
 };
@@ -71,6 +72,42 @@ pub struct Facts {
     /// SHA-256 of the database, uncompressed. Only of full snapshots.
     #[serde(rename = "databaseSHA256", skip_serializing_if = "Option::is_none")]
     pub database_sha256: Option<String>,
+    /// UID of the Etcd that the cluster belongs to.
+    #[serde(rename = "etcdUID", skip_serializing_if = "Option::is_none")]
+    pub etcd_uid: Option<String>,
+    /// Since when that cluster stores its backups in this place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner_since: Option<Timestamp>,
+    /// An event of the last revision. Only of full snapshots.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_event: Option<LastEvent>,
+}
+
+/// An event of a snapshot's last revision: by it a cluster can tell whether the snapshot is of its own history.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LastEvent {
+    /// The key, base64.
+    pub key: String,
+    /// Whether the key was deleted. Then it has neither version nor value.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub deleted: bool,
+    /// How often the key was written since it was created.
+    pub version: i64,
+    /// SHA-256 of the value, in hexadecimal digits.
+    #[serde(rename = "valueSHA256")]
+    pub value_sha256: String,
+}
+
+/// What a snapshot's manifest says, whatever that is worth; nothing if there is none that can be read.
+pub async fn facts(store: &dyn SnapStore, snapshot: &StoredSnapshot) -> Result<Option<Facts>> {
+    let envelope = store.envelope(snapshot).await?;
+    Ok(match Attestation::of(envelope.as_deref(), &snapshot.name, &[]) {
+        Attestation::Signed(manifest)
+        | Attestation::Unsigned(manifest)
+        | Attestation::UnknownKey { manifest, .. } => Some(manifest.facts),
+        Attestation::Absent | Attestation::Bad(_) => None,
+    })
 }
 
 /// What a manifest calls its snapshot: a copy may drop `.final`.

@@ -24,6 +24,10 @@ pub struct Args {
     pub(super) cluster: ClusterArgs,
     #[command(flatten)]
     pub(super) wanted: WantedArgs,
+    /// Where several Etcds have stored their backups in one place: the one whose backups are meant, by its UID. By default
+    /// the newest state by revision.
+    #[arg(long, value_name = "UID")]
+    pub(super) etcd_uid: Option<String>,
     /// If snapshots are damaged or missing, restore what can be had without them.
     #[arg(long)]
     pub(super) fallback: bool,
