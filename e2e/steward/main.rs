@@ -8,9 +8,11 @@
 
 mod backups;
 mod bootstrap;
+mod compaction;
 mod defragmentation;
 mod deltas;
 mod drills;
+mod elections;
 mod faults;
 mod hangs;
 mod histories;

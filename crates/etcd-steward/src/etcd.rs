@@ -62,6 +62,20 @@ impl EtcdError {
         ["etcdserver: permission denied", "etcdserver: corrupt cluster"].contains(&self.message())
     }
 
+    /// Whether it only says that a leader is being elected, or has just changed.
+    pub fn is_election(&self) -> bool {
+        let words = [
+            "no leader",
+            "leader changed",
+            "not leader",
+            "leader failure",
+            "leader transfer",
+        ];
+        let is_asked_of_quorum = |call: &str| matches!(call, "ask for a quorum" | "list alarms");
+        matches!(self, Self::Timeout { call, .. } if is_asked_of_quorum(call))
+            || words.iter().any(|words| self.message().contains(words))
+    }
+
     /// Whether the history that was asked for is compacted.
     pub fn is_compacted(&self) -> bool {
         self.message().contains("required revision has been compacted")

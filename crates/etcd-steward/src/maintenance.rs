@@ -3,6 +3,7 @@
 
 mod alarms;
 pub mod caretaker;
+mod compaction;
 mod comparison;
 mod consistency;
 mod defragmentation;
@@ -10,23 +11,16 @@ mod replacement;
 
 use std::{sync::Arc, time::Duration};
 
-use etcd_client::CompactionOptions;
 use operator::reconcile::{Reason, Retry};
-use steward_proto::v1::CompactResult;
 use tokio::sync::Mutex;
-use tracing::info;
 
 pub use self::{caretaker::Caretaker, defragmentation::Threshold};
 use crate::{
-    backup,
-    etcd::{Connector, EtcdError, call},
+    etcd::{Connector, EtcdError},
     metrics::Metrics,
     quorum::Voters,
     running::RunningConfig,
 };
-
-/// Physical compaction takes its time on a long history.
-const COMPACTION_DEADLINE: Duration = Duration::from_mins(10);
 
 /// Why maintenance failed.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +40,21 @@ pub enum MaintenanceError {
     /// History can't be dropped that hasn't happened.
     #[error("the cluster hasn't come to revision {0}")]
     FutureRevision(i64),
+    /// Each revision that comes into question would lose keys.
+    #[error(
+        "each of the revisions up to {0} deletes a key and puts it again in one transaction: etcd loses such a key when the \
+         history is compacted at exactly that revision (etcd-io/etcd#22376), so it isn't"
+    )]
+    NoSafeRevision(i64),
+    /// What is to be compacted couldn't be looked at.
+    #[error("read the history that is to be compacted: {0}")]
+    WatchEnded(String),
+    /// The data of a member is in doubt.
+    #[error(
+        "alarm CORRUPT is raised for {0}: nothing is rewritten while it isn't known whose data is right. Maintenance goes on \
+         when the alarm is cleared"
+    )]
+    Corrupt(String),
     /// Not all members are there.
     #[error("member {0} has never started: maintenance waits until all members serve")]
     NotStarted(String),
@@ -66,6 +75,11 @@ pub enum MaintenanceError {
         /// The other voters.
         others: Voters,
     },
+    /// The leadership can't be moved away.
+    #[error(
+        "member {0} leads again and again after it has handed over: it was left alone, the others are done"
+    )]
+    LeadsAgain(String),
     /// They don't all run the same version.
     #[error("the members run etcd {0}: hashes are only compared for sure among members of one version")]
     MixedVersions(String),
@@ -82,16 +96,30 @@ pub enum MaintenanceError {
     },
 }
 
+impl MaintenanceError {
+    /// Whether it only says that a leader is being elected.
+    fn is_election(&self) -> bool {
+        match self {
+            Self::NoLeader(_) => true,
+            Self::Member { source, .. } | Self::Etcd(source) => source.is_election(),
+            _ => false,
+        }
+    }
+}
+
 impl Reason for MaintenanceError {
     fn reason(&self) -> &'static str {
         match self {
-            Self::Member { .. } | Self::Etcd(_) => "EtcdUnreachable",
+            Self::Member { .. } | Self::Etcd(_) | Self::WatchEnded(_) => "EtcdUnreachable",
             Self::FutureRevision(_) => "FutureRevision",
+            Self::NoSafeRevision(_) => "NoSafeRevision",
+            Self::Corrupt(_) => "AlarmCorrupt",
             Self::NotStarted(_) => "MemberNotStarted",
             Self::Learner(_) => "MemberLearning",
             Self::NoLeader(_) => "NoLeader",
             Self::NotSettled(_) => "MemberBehind",
             Self::NoQuorumWithout { .. } => "NoQuorum",
+            Self::LeadsAgain(_) => "MemberLeadsAgain",
             Self::MixedVersions(_) => "MixedVersions",
             Self::StillRunning { .. } => "StillRunning",
         }
@@ -132,29 +160,5 @@ impl Maintenance {
             metrics,
             turn: Arc::default(),
         }
-    }
-
-    /// Drops history before `revision`; 0 means the current one.
-    pub async fn compact(&self, revision: i64) -> Result<CompactResult, MaintenanceError> {
-        let mut client = self.connector.local().await?;
-        let revision = if revision == 0 {
-            backup::revision(&mut client).await?
-        } else {
-            revision
-        };
-        let options = Some(CompactionOptions::new().with_physical());
-        let compacting = client.compact(revision, options);
-        match call("compact the history", COMPACTION_DEADLINE, compacting).await {
-            Ok(_) => info!(revision, "compacted the history"),
-            // It is as was asked for: by an earlier call, or by etcd itself.
-            Err(error) if error.is_compacted() => {
-                info!(revision, "the history was compacted before");
-            }
-            Err(error) if error.message().contains("required revision is a future revision") => {
-                return Err(MaintenanceError::FutureRevision(revision));
-            }
-            Err(error) => return Err(error.into()),
-        }
-        Ok(CompactResult { revision })
     }
 }

@@ -26,6 +26,10 @@ const BYTES_PER_SECOND: u64 = 8 << 20;
 /// How long a member may take to catch up.
 pub(super) const SETTLE: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
+/// How long an election may last, which is waited for wherever it comes in between.
+const ELECTION: Duration = Duration::from_secs(30);
+/// How often a member that leads again hands over in one pass.
+const HAND_OVERS: usize = 5;
 /// A member that has so few entries to apply has caught up.
 pub(super) const SETTLED: u64 = 1000;
 
@@ -110,7 +114,8 @@ async fn read(client: &mut Client) -> Result<(), EtcdError> {
 }
 
 impl Maintenance {
-    /// Defragments all members that are worth it: followers by name, then the leader, which hands over first.
+    /// Defragments all members that are worth it: followers by name, then the leader, which hands over first. Goes on after
+    /// an election.
     pub async fn defragment(
         &self,
         worth: Threshold,
@@ -118,8 +123,9 @@ impl Maintenance {
     ) -> Result<DefragmentResult, MaintenanceError> {
         let _turn = self.turn.lock().await;
         let (mut done, mut result) = (BTreeSet::new(), DefragmentResult::default());
+        let mut hand_overs = 0;
         loop {
-            let mut targets = self.settled_members().await?;
+            let mut targets = self.sound_members().await?;
             let total = i64::try_from(targets.len()).unwrap_or(i64::MAX);
             let progress = i64::try_from(done.len()).unwrap_or(i64::MAX);
             // The leadership may have moved since: whoever leads now is the last.
@@ -130,22 +136,67 @@ impl Maintenance {
                 return Ok(result);
             };
             run.progress(&next.name, progress, total, "members");
-            done.insert(next.id);
             if !worth.is_reached(next.size(), next.in_use()) {
+                done.insert(next.id);
                 result.members.push(skipped(next, worth));
                 continue;
             }
             if let (true, Some(successor)) = (next.leads(), successor) {
-                hand_over(next, successor).await?;
+                hand_overs += 1;
+                match hand_over(next, successor).await {
+                    // Who leads now is looked at again.
+                    Ok(()) if hand_overs <= HAND_OVERS => continue,
+                    Err(error) if error.is_election() && hand_overs <= HAND_OVERS => continue,
+                    Ok(()) => return Err(MaintenanceError::LeadsAgain(next.name.clone())),
+                    Err(error) => return Err(error),
+                }
             }
+            done.insert(next.id);
             let tell =
                 |what: &str| run.progress(&format!("{}: {what}", next.name), progress, total, "members");
             result.members.push(self.one(next, tell).await?);
         }
     }
 
+    /// All members, settled, while none of them is said to have other data than the others.
+    async fn sound_members(&self) -> Result<Vec<Target>, MaintenanceError> {
+        let begun = Instant::now();
+        loop {
+            match self.settle_sound().await {
+                Err(error) if is_worth_waiting(&error, begun) => sleep(LOOK).await,
+                found => return found,
+            }
+        }
+    }
+
+    /// The alarm is looked at first: while it is raised some versions of etcd refuse reads.
+    async fn settle_sound(&self) -> Result<Vec<Target>, MaintenanceError> {
+        let corrupt = self.alarms().await?.corrupt;
+        if corrupt.is_empty() {
+            return self.settle().await;
+        }
+        let mut local = self.connector.local().await?;
+        let listed = list_members(&mut local, Consistency::Quorum).await?;
+        let name = |id: &u64| {
+            let known = listed.members().iter().find(|member| member.id() == *id);
+            known.map_or_else(|| hex_id(*id), |member| member.name().to_owned())
+        };
+        let names = corrupt.iter().map(name).collect::<Vec<_>>();
+        Err(MaintenanceError::Corrupt(names.join(", ")))
+    }
+
     /// All members, once each of them serves and has caught up.
     pub(super) async fn settled_members(&self) -> Result<Vec<Target>, MaintenanceError> {
+        let begun = Instant::now();
+        loop {
+            match self.settle().await {
+                Err(error) if is_worth_waiting(&error, begun) => sleep(LOOK).await,
+                found => return found,
+            }
+        }
+    }
+
+    async fn settle(&self) -> Result<Vec<Target>, MaintenanceError> {
         let begun = Instant::now();
         loop {
             let targets = self.members().await?;
@@ -244,6 +295,11 @@ impl Maintenance {
             Err(failed(error))
         }
     }
+}
+
+/// Whether a leader is being elected, which has not taken too long yet.
+fn is_worth_waiting(error: &MaintenanceError, begun: Instant) -> bool {
+    error.is_election() && begun.elapsed() < ELECTION
 }
 
 /// Whether an error says nothing about what became of the call at the server.
