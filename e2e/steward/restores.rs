@@ -208,6 +208,43 @@ async fn res_10_a_bad_newest_backup_is_named_and_waited_for() -> anyhow::Result<
     Ok(())
 }
 
+/// A damaged newest full snapshot, of which older objects have every revision, keeps nobody waiting: what they have is
+/// restored, and the message says what was left out.
+#[tokio::test]
+async fn a_damaged_full_that_others_cover_is_gone_around() -> anyhow::Result<()> {
+    for damage in ["flipped", "empty"] {
+        let mut rig = Rig::start(Setup::single()).await?;
+        rig.until_covered(1).await?;
+        rig.until_covered(rig.put("/kept/", 10).await?).await?;
+        sleep(Duration::from_secs(1)).await;
+        rig.full_snapshot().await?;
+        let fulls = rig.stored()?.into_iter().filter(|name| name.starts_with("Full-"));
+        let newest = fulls
+            .max_by_key(|name| revisions(name).1)
+            .context("a full snapshot")?;
+        rig.kill_all();
+        rig.members[0].wipe()?;
+        let path = rig.store().join("v2").join(&newest);
+        let mut bytes = fs::read(&path)?;
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0xff;
+        if damage == "empty" {
+            bytes.clear();
+        }
+        fs::write(&path, bytes)?;
+        rig.start_all()?;
+        rig.until_ready().await?;
+        ensure!(rig.members[0].count("/kept/").await? == 10, "{damage}");
+        let told = status(&rig).await?["lastRestoration"]["message"].to_string();
+        println!("{damage}: {told}");
+        ensure!(
+            told.contains(&format!("without snapshot {newest}")),
+            "{damage}: {told}"
+        );
+    }
+    Ok(())
+}
+
 /// BOOT-12: where all snapshots are gone and their manifests aren't, there has been a cluster: none is begun in its place.
 #[tokio::test]
 async fn boot_12_manifests_alone_are_no_empty_store() -> anyhow::Result<()> {

@@ -1,6 +1,7 @@
 //! Fills the data directory from the backups: beside the old one, which is moved aside when the new one is complete.
 
 use std::{
+    fmt::Write as _,
     ops::ControlFlow,
     sync::{
         Arc, Mutex, PoisonError,
@@ -16,22 +17,22 @@ use etcd_storage::{
     assemble::Progress,
     cluster,
     object::Target,
-    restore::{Options, Restored, restore},
+    restore::{Consent, Options, Restored, restore},
 };
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use operator::reconcile::chain as causes;
-use snapstore::StoredSnapshot;
+use snapstore::{SnapStore, StoredSnapshot};
 use tokio::{
     runtime::Handle,
     task::{JoinError, JoinHandle},
     time::timeout,
 };
-use tracing::{info, info_span, instrument};
+use tracing::{info, info_span, instrument, warn};
 
 use crate::{
     bootstrap::evidence::Scene,
-    chain::{self, Catalog, FindError, Wanted},
+    chain::{self, Catalog, Fault, FindError, Route, Wanted},
     etcd::hex_id,
     member::{Status, whole_seconds},
     volume::{self, VolumeError},
@@ -174,6 +175,8 @@ struct Used {
     /// SHA-256 of the full snapshot's object, if its manifest tells it.
     sha256: Option<String>,
     deltas: usize,
+    /// Snapshots that are damaged, and that others make up for.
+    left_out: Vec<Fault>,
     /// When the last of them was taken: what was written later is lost.
     until: Timestamp,
 }
@@ -185,6 +188,7 @@ impl Used {
             full: names.first().map(ToString::to_string).unwrap_or_default(),
             sha256,
             deltas: names.len().saturating_sub(1),
+            left_out: Vec::new(),
             until: names.last().map(|name| name.created_on).unwrap_or_default(),
         }
     }
@@ -195,14 +199,21 @@ impl Used {
         } else {
             String::new()
         };
-        format!(
+        let mut text = format!(
             "restored to revision {}{raised} from {} and {} deltas, a database of {} MiB; what was written after {} is lost",
             restored.data_revision,
             self.full,
             self.deltas,
             restored.db_size >> 20,
             self.until
-        )
+        );
+        for fault in &self.left_out {
+            let _ = write!(text, "; without {fault}");
+        }
+        if let Some(warning) = restored.warnings.text() {
+            let _ = write!(text, "; {}: {warning}", self.full);
+        }
+        text
     }
 }
 
@@ -219,18 +230,43 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
     let mut catalog = Catalog::new(listing);
     let preferred = catalog.prefer(&store, &scene.cluster.uid).await;
     preferred.map_err(failed)?;
-    let found = catalog.find(&store, &Wanted::Latest, false).await;
-    let plan = match found {
-        Ok(route) => route.plan,
-        Err(FindError::Route(error)) => return Err(error.into()),
-        Err(FindError::Store(error)) => return Err(failed(error)),
-    };
+    loop {
+        let route = match catalog.find(&store, &Wanted::Latest, false).await {
+            Ok(route) => route,
+            Err(FindError::Route(error)) => return Err(error.into()),
+            Err(FindError::Store(error)) => return Err(failed(error)),
+        };
+        for fault in &route.left_out {
+            warn!(%fault, "restores without it, and loses no revision");
+        }
+        match assemble(scene, &store, &catalog, &route).await {
+            // The next way goes around it, if nothing is lost by that.
+            Err(RestoreError::Engine(error)) if catalog.condemn_for(&error) => {
+                warn!(error = causes(&error), "a snapshot turned out to be damaged");
+            }
+            restored => return restored,
+        }
+    }
+}
+
+/// Restores what lies on the way, and puts it in the place of the data directory.
+async fn assemble(
+    scene: &Scene,
+    store: &Arc<dyn SnapStore>,
+    catalog: &Catalog,
+    route: &Route,
+) -> Result<(Restored, Used), RestoreError> {
+    let plan = &route.plan;
     let sha256 = catalog
         .manifest(&plan.base)
         .map(|manifest| manifest.sha256.clone());
-    let (end, used) = (plan.end, Used::of(catalog.snapshots(&plan), sha256));
+    let used = Used {
+        left_out: route.left_out.clone(),
+        ..Used::of(catalog.snapshots(plan), sha256)
+    };
+    let end = plan.end;
     let broken = |what: &str| RestoreError::BrokenOff(what.to_owned());
-    let source = catalog.open(&store, &plan, &Handle::current());
+    let source = catalog.open(store, plan, &Handle::current());
     let meter = Arc::new(Meter {
         status: scene.status.clone(),
         end,
@@ -260,6 +296,7 @@ async fn fill(scene: &Scene) -> Result<(Restored, Used), RestoreError> {
         minor: None,
         bump_revision,
         unknown_lease_ttl: None,
+        consent: Consent::default(),
     };
     let cluster = hex_id(options.cluster.id().0);
     let seen = Arc::clone(&meter);

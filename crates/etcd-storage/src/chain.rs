@@ -108,8 +108,9 @@ pub fn plan(links: &[Link], target: Option<i64>) -> Result<Plan, Error> {
         let Some(next) = next(links, plan.end, cluster) else {
             break;
         };
-        if next.start > plan.end + 1 {
-            let (from, to) = (plan.end + 1, next.start - 1);
+        let after = plan.end.saturating_add(1);
+        if next.start > after {
+            let (from, to) = (after, next.start - 1);
             let end = links.iter().map(|link| link.last).max().unwrap_or(plan.end);
             return Err(Error::Gap(Box::new(Gap {
                 from,
@@ -157,7 +158,7 @@ fn next(links: &[Link], end: i64, cluster: Option<u64>) -> Option<Link> {
             .filter(|link| link.kind == Kind::Delta && link.last > end && belongs(link, end, cluster))
             .copied()
     };
-    let connected = newer().filter(|delta| delta.start <= end + 1);
+    let connected = newer().filter(|delta| delta.start <= end.saturating_add(1));
     let furthest = connected.max_by_key(|delta| (delta.cluster == cluster, delta.last, delta.created_on));
     furthest.or_else(|| newer().min_by_key(|delta| (delta.start, delta.last)))
 }

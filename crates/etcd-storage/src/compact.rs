@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use crate::assemble::{Durable, Error, LeaseReport, OnProgress, Rewrite, assemble};
 use crate::bolt::{self, BulkWriter, Db, Layout};
+use crate::full::{Consent, Warnings};
 use crate::mvcc::{KeyValue, RecordKey, Revision};
 use crate::object::{Chain, Target};
 use crate::schema::{Overview, bucket, key};
@@ -50,6 +51,8 @@ pub struct Compacted {
     pub db_size: u64,
     /// SHA-256 of the database, as in the trailer.
     pub sha256: Hash,
+    /// What wasn't as it should be in the full snapshot that the chain begins with.
+    pub warnings: Warnings,
     /// What became of the leases.
     pub leases: LeaseReport,
 }
@@ -69,7 +72,14 @@ pub fn compact(
         .tempdir_in(&options.work_dir)
         .map_err(Error::io("creation of a folder in", &options.work_dir))?;
     let path = temporary.path().join("db");
-    let assembly = assemble(chain, Target::Latest, &path, Durable::No, progress)?;
+    let assembly = assemble(
+        chain,
+        Target::Latest,
+        &path,
+        (Durable::No, Consent::default()),
+        progress,
+    )?;
+    let warnings = assembly.warnings;
     let assembled = assembly.seal(&[], None, &|_, _| Rewrite::Keep)?;
     // The name is of no use any more: whatever happens now, the file goes with its handle.
     fs::remove_file(&path).map_err(Error::io("removal of", &path))?;
@@ -99,6 +109,7 @@ pub fn compact(
         records_dropped: source.examined - source.kept.count,
         db_size: layout.len(),
         sha256,
+        warnings,
         leases: assembled.leases,
     })
 }

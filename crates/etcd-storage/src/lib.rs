@@ -20,4 +20,5 @@ pub mod snap;
 mod survivors;
 pub mod trailer;
 pub mod validate;
+pub mod verify;
 pub mod wal;

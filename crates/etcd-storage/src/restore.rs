@@ -13,6 +13,7 @@ pub use crate::assemble::Progress;
 use crate::assemble::{Assembly, Durable, Error, LeaseReport, OnProgress, Rewrite, assemble};
 use crate::bolt::Bucket;
 use crate::cluster::{Id, Member, NewCluster};
+pub use crate::full::{Consent, Warnings};
 use crate::mvcc::{RecordKey, Revision};
 use crate::object::{Chain, Target};
 use crate::schema::{Minor, bucket, key};
@@ -41,6 +42,8 @@ pub struct Options {
     /// TTL in seconds for leases that keys hang on, but whose TTL is unknown. `None`: they are not created, and
     /// their keys stay.
     pub unknown_lease_ttl: Option<i64>,
+    /// What is to be done without, where the full snapshot isn't whole.
+    pub consent: Consent,
 }
 
 /// What was restored.
@@ -58,6 +61,8 @@ pub struct Restored {
     pub member_id: Id,
     /// Length of the database in bytes.
     pub db_size: u64,
+    /// What isn't as it should be in the full snapshot.
+    pub warnings: Warnings,
     /// What became of the leases.
     pub leases: LeaseReport,
     /// Alarms that the source had. They name members that are no more, so they are left out: a full or corrupt
@@ -95,7 +100,7 @@ fn fill(
         chain,
         options.target,
         &part.join("member/snap/db"),
-        Durable::Yes,
+        (Durable::Yes, options.consent),
         progress,
     )?;
     let restored = seal(assembly, options, member)?;
@@ -148,8 +153,8 @@ fn prepare(data_dir: &Path) -> Result<PathBuf, Error> {
 }
 
 fn seal(mut assembly: Assembly, options: &Options, member: &Member) -> Result<Restored, Error> {
-    let base_revision = assembly.overview.revision;
-    let data_revision = assembly.revision;
+    let (base_revision, data_revision) = (assembly.overview.revision, assembly.revision);
+    let warnings = assembly.warnings;
     let mut compact = Compaction {
         finished: assembly.overview.finished_compact,
         scheduled: assembly.overview.scheduled_compact,
@@ -182,6 +187,7 @@ fn seal(mut assembly: Assembly, options: &Options, member: &Member) -> Result<Re
         cluster_id: options.cluster.id(),
         member_id: member.id(),
         db_size: rewritten.db.page_count() * rewritten.db.page_size() as u64,
+        warnings,
         leases: rewritten.leases,
         alarms_dropped,
     })

@@ -23,7 +23,7 @@ use etcd_storage::compression::{Compression, Encoder};
 use etcd_storage::delta::{self, Event, EventKind};
 use etcd_storage::mvcc::{KeyValue, MAX_START};
 use etcd_storage::object::{Chain, Object, Target};
-use etcd_storage::restore::{Options, Restored, restore};
+use etcd_storage::restore::{Consent, Options, Restored, restore};
 use etcd_storage::schema::{Minor, Overview};
 use etcd_storage::validate::{Verdict, full, sanity};
 use etcd_storage::{assemble, compact, dump};
@@ -38,6 +38,7 @@ fn restore_for(chain: &Chain, data_dir: &Path, places: &[Place], name: &str, min
         minor: Some(minor),
         bump_revision: None,
         unknown_lease_ttl: None,
+        consent: Consent::default(),
     };
     restore(chain, &options, &mut |_| ControlFlow::Continue(())).unwrap()
 }
@@ -444,6 +445,7 @@ fn etcd_with_a_raised_revision_cancels_old_watches() {
             minor: Some(minor),
             bump_revision: Some(1_000_000),
             unknown_lease_ttl: None,
+            consent: Consent::default(),
         };
         let chain = common::plan(&case.objects(), None).unwrap();
         let restored = restore(&chain, &options, &mut |_| ControlFlow::Continue(())).unwrap();

@@ -190,7 +190,7 @@ impl StoreConfig {
     pub(crate) fn check_scheme(&self, endpoint: &str) -> Result<()> {
         match endpoint.split_once("://") {
             Some(("http", _)) if !self.allow_http => Err(invalid(
-                "the endpoint is plain http, which needs to be allowed explicitly",
+                "the endpoint is plain http, which needs to be allowed explicitly: --allow-http, or in an Etcd an endpointOverride that begins with http://",
             )),
             Some(("http" | "https", _)) => Ok(()),
             _ => Err(invalid("the endpoint is no http or https URL")),

@@ -163,8 +163,12 @@ impl FromStr for SnapshotName {
     }
 }
 
+/// The last revision that a name may have. No etcd comes near it, and whoever calculates with revisions can add to it.
+const LAST_REVISION: i64 = i64::MAX - (1 << 40);
+
 fn revision(text: &str) -> Result<i64, NameError> {
-    digits(text).ok_or_else(|| NameError::Revision(text.to_owned()))
+    let revision = digits(text).filter(|revision| *revision <= LAST_REVISION);
+    revision.ok_or_else(|| NameError::Revision(text.to_owned()))
 }
 
 /// Plain decimal digits; no sign, no blank.
@@ -275,6 +279,10 @@ mod tests {
                 "Full-00000000-99999999999999999999-1",
                 NameError::Revision("99999999999999999999".into()),
             ),
+            (
+                "Incr-43-9223372036854775807-1700000000.gz",
+                NameError::Revision("9223372036854775807".into()),
+            ),
         ] {
             assert_eq!(text.parse::<SnapshotName>(), Err(expected), "{text}");
         }
@@ -297,7 +305,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(
-            is_full: bool, is_final: bool, a in 0..i64::MAX, b in 0..i64::MAX, seconds in 0..253_402_207_200_i64,
+            is_full: bool, is_final: bool, a in 0..=LAST_REVISION, b in 0..=LAST_REVISION, seconds in 0..253_402_207_200_i64,
             compression in proptest::sample::select(&Compression::ALL),
         ) {
             let at = Timestamp::from_second(seconds).unwrap();

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use operator::reconcile::chain;
 use snapstore::{
     Error, Kind, SnapStore, StoredSnapshot,
-    copy::{self, CopyEvent, CopyOptions},
+    copy::{self, Compared, CopyEvent, CopyOptions},
     retention::collect,
 };
 use tokio::time::{Instant, sleep};
@@ -63,6 +63,7 @@ type Fault = (&'static str, String);
 struct Pass {
     /// Full snapshots that were read from the first byte to the hash when they were copied.
     checked: Proven,
+    compared: Compared,
     told: Told,
 }
 
@@ -94,6 +95,9 @@ impl Pass {
                 .settings
                 .retention_period
                 .map(|_| owner.settings.retention.clone()),
+            // It is looked at every few seconds; what has a manifest is compared by it, once.
+            sizes_suffice: true,
+            compared: self.compared.clone(),
             ..CopyOptions::default()
         };
         let checked = self.checked.clone();

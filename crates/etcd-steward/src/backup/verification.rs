@@ -158,13 +158,26 @@ async fn newest_chain(owner: &Owner) -> Found {
     for stored in catalog.snapshots(&route.plan) {
         if !owner.proven.has(&stored.name) {
             match read_back(owner, stored).await {
-                Verdict::Sound { revision } => debug!(name = %stored.name, revision, "read back"),
+                Verdict::Sound {
+                    revision,
+                    warning: None,
+                } => debug!(name = %stored.name, revision, "read back"),
+                Verdict::Sound {
+                    revision,
+                    warning: Some(warning),
+                } => {
+                    warn!(name = %stored.name, revision, warning, "read back");
+                }
                 Verdict::Damaged { reason } => return Found::Damaged(format!("{}: {reason}", stored.name)),
                 Verdict::Unknown { reason } => return Found::Unknown(format!("{}: {reason}", stored.name)),
             }
         }
     }
-    Found::Whole(route.plan.end)
+    match route.left_out.first() {
+        None => Found::Whole(route.plan.end),
+        // A restore goes around it, and loses nothing; but it isn't what it was.
+        Some(fault) => Found::Damaged(fault.to_string()),
+    }
 }
 
 /// Reads one object back. A check that a term has begun is carried to its end, and what it finds is kept, however often the
@@ -173,7 +186,10 @@ async fn read_back(owner: &Owner, stored: &StoredSnapshot) -> Verdict {
     let turn = owner.proven.turn().await;
     if owner.proven.has(&stored.name) {
         let revision = stored.name.last_revision;
-        return Verdict::Sound { revision };
+        return Verdict::Sound {
+            revision,
+            warning: None,
+        };
     }
     let (store, proven) = (Arc::clone(&owner.store), owner.proven.clone());
     let (stored, metrics) = (stored.clone(), owner.metrics.clone());

@@ -32,7 +32,15 @@ pub(crate) async fn admitted(
     stored: &StoredSnapshot,
 ) -> Result<Result<Option<Manifest>, String>, snapstore::Error> {
     let attestation = store.attest(stored).await?;
-    Ok(store.signatures().judge(attestation))
+    let judged = store.signatures().judge(attestation);
+    Ok(judged.and_then(|manifest| match manifest {
+        // Before the first byte of it is read.
+        Some(manifest) if manifest.size != stored.object.size => Err(format!(
+            "has {} bytes in the store, but its manifest says {}",
+            stored.object.size, manifest.size
+        )),
+        manifest => Ok(manifest),
+    }))
 }
 
 impl Catalog {

@@ -2,7 +2,7 @@
 
 use std::{error::Error as StdError, fmt, io};
 
-use etcd_storage::assemble;
+use etcd_storage::{assemble, full};
 use operator::reconcile::chain as causes;
 use serde::Serialize;
 use snapstore::Class;
@@ -107,6 +107,10 @@ impl fmt::Display for Damage {
 pub fn is_damage(error: &assemble::Error) -> bool {
     use assemble::Error as E;
     match error {
+        E::Base {
+            source: full::Error::Scratch(_),
+            ..
+        } => false,
         E::Base { .. } | E::Delta { .. } => store_error(error).is_none_or(|class| class == Class::Corrupt),
         E::BaseDatabase { .. } | E::Gap { .. } | E::EndsElsewhere { .. } => true,
         E::TargetCompacted { .. }

@@ -113,15 +113,21 @@ fn ranges(size: u64) -> impl Iterator<Item = Range<u64>> + Send {
 async fn part(store: Arc<dyn SnapStore>, object: Object, range: Range<u64>, fetched: Arc<AtomicU64>) -> Part {
     let wanted = range.end - range.start;
     let stream = store.get(&object, Some(range)).await?;
-    let counted = stream.inspect_ok(|piece| {
+    let mut counted = stream.inspect_ok(|piece| {
         fetched.fetch_add(piece.len() as u64, Ordering::Relaxed);
     });
-    let pieces: Vec<Bytes> = counted.try_collect().await?;
-    let len = length(&pieces);
+    let (mut pieces, mut len) = (Vec::new(), 0);
+    // A store that doesn't stop where it was told to isn't waited for, nor held in memory.
+    while len <= wanted
+        && let Some(piece) = counted.try_next().await?
+    {
+        len += piece.len() as u64;
+        pieces.push(piece);
+    }
     if len == wanted {
         return Ok(pieces);
     }
-    let detail = format!("{len} bytes came where {wanted} were listed");
+    let detail = format!("{len} bytes came, or more, where {wanted} were listed");
     Err(Error::new(Class::Corrupt, format!("read {}", object.key), detail))
 }
 

@@ -64,8 +64,8 @@ impl Route {
 }
 
 impl Catalog {
-    /// Finds the way to the wanted state. With `fallback` it may go around what is damaged, or end before it; but a
-    /// revision that was asked for is reached, or there is no way.
+    /// Finds the way to the wanted state. It goes around what is damaged when no revision is lost by that, and says so.
+    /// With `fallback` it may also end before it; but a revision that was asked for is reached, or there is no way.
     pub fn route(&self, wanted: &Wanted, fallback: bool) -> Result<Route, Error> {
         let (links, target) = self.candidates(wanted)?;
         let bound = match target {
@@ -86,7 +86,7 @@ impl Catalog {
         };
         let detour = self.detour(&links, bound);
         match detour.plan {
-            Some(plan) if fallback => Ok(Route {
+            Some(plan) if fallback || detour.lost.is_none() => Ok(Route {
                 left_out: self.left_out(&links, &plan),
                 lost: detour.lost,
                 plan,
@@ -133,7 +133,7 @@ impl Catalog {
         let end = links.iter().map(|link| link.last).max().unwrap_or(0);
         // Short of a revision that was asked for nothing is of use.
         let lost = |reached: i64| match bound {
-            None => Revisions::between(reached + 1, end),
+            None => Revisions::between(reached.saturating_add(1), end),
             Some(_) => None,
         };
         match plan(&usable, bound) {
@@ -148,7 +148,7 @@ impl Catalog {
                 plan: bound.is_none().then_some(gap.reachable),
             },
             Err(chain::Error::NoFull { first }) => Detour {
-                missing: Revisions::between(1, first - 1),
+                missing: Revisions::between(1, first.saturating_sub(1)),
                 ..Detour::default()
             },
             Err(_) => Detour::default(),

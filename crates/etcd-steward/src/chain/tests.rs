@@ -123,25 +123,11 @@ type Row<'a> = (
 #[test]
 fn damage_is_named_and_gone_around_when_told_to() {
     let empty_full = format!("!{F20}");
-    let unknown = "Full-00000000-00000020-121.xz.final";
     let (too_few, short) = (
         "0 bytes are too few to hold data and its SHA-256",
         "!Incr-00000015-00000020-120.gz",
     );
     let rows: &[Row<'_>] = &[
-        // The older chain has everything.
-        (
-            &[F8, D14, D20, &empty_full, D26],
-            Wanted::Latest,
-            &format!("snapshot {F20}: {too_few}"),
-            Some((&[F8, D14, D20, D26], &[F20], None)),
-        ),
-        (
-            &[F8, D14, D20, unknown],
-            Wanted::Latest,
-            &format!("snapshot {unknown}: unknown compression suffix \".xz\""),
-            Some((&[F8, D14, D20], &[unknown], None)),
-        ),
         // A hole behind a bad full.
         (
             &[F8, D14, &empty_full, D26],
@@ -190,6 +176,59 @@ fn damage_is_named_and_gone_around_when_told_to() {
     ];
     for row in rows {
         assert_damage(row);
+    }
+}
+
+/// The older chain has everything: no flag is needed, and what is left out is named.
+#[test]
+fn damage_that_loses_nothing_is_gone_around() {
+    let (empty_full, unknown) = (format!("!{F20}"), "Full-00000000-00000020-121.xz.final");
+    for (names, wanted, taken, left_out) in [
+        (
+            &[F8, D14, D20, &empty_full, D26][..],
+            Wanted::Latest,
+            &[F8, D14, D20, D26][..],
+            F20,
+        ),
+        (&[F8, D14, D20, unknown], Wanted::Latest, &[F8, D14, D20], unknown),
+        (
+            &[F8, D14, D20, &empty_full, D26],
+            Wanted::Revision(22),
+            &[F8, D14, D20, D26],
+            F20,
+        ),
+    ] {
+        let all = catalog(names);
+        for fallback in [false, true] {
+            let route = all.route(&wanted, fallback).unwrap();
+            assert_eq!(
+                described(&all, &route),
+                (strings(taken), strings(&[left_out]), None)
+            );
+        }
+    }
+}
+
+/// Whatever numbers a name holds, they can be calculated with.
+#[test]
+fn names_with_odd_numbers_panic_nowhere() {
+    let highest = "Incr-00000009-9223370937343148031-9999999999.gz";
+    let beyond = "Incr-00000009-9223372036854775807-110.gz";
+    assert!(beyond.parse::<SnapshotName>().is_err());
+    for names in [
+        &[F8, highest][..],
+        &[F8, beyond],
+        &["!Full-00000000-00000000-0.gz", highest],
+        &[highest],
+    ] {
+        let mut all = catalog(names);
+        for fallback in [false, true] {
+            for wanted in [Wanted::Latest, Wanted::Revision(i64::MAX), Wanted::Revision(10)] {
+                let _ = all.route(&wanted, fallback);
+            }
+        }
+        all.condemn(highest, "it is bad");
+        let _ = all.route(&Wanted::Latest, true);
     }
 }
 

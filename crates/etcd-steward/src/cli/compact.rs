@@ -19,7 +19,7 @@ use super::{
     signal::Stop,
     store::StoreArgs,
 };
-use crate::chain::{self, Catalog, Wanted};
+use crate::chain::{self, Catalog, Fault, Wanted};
 
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -69,6 +69,8 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
                     db_size: made.db_size,
                     sha256: made.sha256.to_string(),
                     compacted: snapshots.map(|stored| stored.name.to_string()).collect(),
+                    left_out: route.left_out.clone(),
+                    warning: made.warnings.text(),
                 };
                 args.output.print(&report)?;
                 return Ok(Exit::Done);
@@ -102,6 +104,10 @@ struct Done {
     sha256: String,
     /// What it was made from.
     compacted: Vec<String>,
+    /// Snapshots that could not be used, and that others make up for.
+    left_out: Vec<Fault>,
+    /// What wasn't as it should be in the full snapshot.
+    warning: Option<String>,
 }
 
 impl Report for Done {
@@ -118,6 +124,17 @@ impl Report for Done {
         writeln!(
             out,
             "from {from} snapshots; {kept} records kept, {dropped} dropped"
-        )
+        )?;
+        for fault in &self.left_out {
+            writeln!(out, "left out: {fault}")?;
+        }
+        if let Some(warning) = &self.warning {
+            writeln!(
+                out,
+                "warning: {}: {warning}",
+                self.compacted.first().map_or("", String::as_str)
+            )?;
+        }
+        Ok(())
     }
 }

@@ -9,7 +9,10 @@ use std::{
 use indicatif::HumanBytes;
 use jiff::SignedDuration;
 use serde::Serialize;
-use snapstore::copy::{self, Copied, CopyEvent, CopyOptions, OnExpiry, WaitForFinal};
+use snapstore::{
+    Class,
+    copy::{self, Copied, CopyEvent, CopyOptions, OnExpiry, WaitForFinal},
+};
 
 use super::{
     Exit, duration,
@@ -74,6 +77,7 @@ impl Args {
                 .map(|days| SignedDuration::from_hours(24 * i64::from(days))),
             wait_for_final: self.wait_for_final_snapshot.then_some(wait),
             keep_final: self.keep_final,
+            ..CopyOptions::default()
         }
     }
 }
@@ -95,8 +99,18 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
         snapshots,
         bytes,
         present,
-        failed,
+        unusable,
+        mut failed,
     } = copied?;
+    failed.extend(unusable.into_iter().map(|name| {
+        let action = format!("copy {name}");
+        let error = snapstore::Error::new(
+            Class::Corrupt,
+            action,
+            "it is too short to hold data and its SHA-256",
+        );
+        (name, error)
+    }));
     if !failed.is_empty() {
         let total = snapshots + present + failed.len();
         return Err(CliError::Copy { failed, total });

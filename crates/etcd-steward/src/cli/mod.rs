@@ -19,7 +19,7 @@ mod store;
 mod upload;
 mod verify;
 
-use std::{process::ExitCode, time::Duration};
+use std::{io::IsTerminal as _, process::ExitCode, time::Duration};
 
 use api::duration::GoDuration;
 use clap::Subcommand;
@@ -113,6 +113,7 @@ fn log_to_stderr() {
     let logs = fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .compact();
     // Another subscriber can only be that of a caller, who then has the say.
     let _ = logs.try_init();

@@ -1,6 +1,10 @@
 //! What commands print: a table for people, or one JSON document for programs.
 
-use std::io::{self, Write};
+use std::{
+    borrow::Cow,
+    fmt,
+    io::{self, Write},
+};
 
 use comfy_table::{Table, presets};
 use jiff::Timestamp;
@@ -34,12 +38,15 @@ pub(super) trait Report: Serialize {
 
 impl Output {
     pub(super) fn print(&self, report: &impl Report) -> Result<(), CliError> {
-        let mut out = io::stdout().lock();
+        let mut text = Vec::new();
         let printed = match self.format {
-            Format::Table => report.table(&mut out),
-            Format::Json => document(&mut out, report),
+            Format::Table => report.table(&mut text),
+            Format::Json => document(&mut text, report),
         };
+        let text = printable(&String::from_utf8_lossy(&text)).into_owned();
+        let mut out = io::stdout().lock();
         printed
+            .and_then(|()| out.write_all(text.as_bytes()))
             .and_then(|()| out.flush())
             .map_err(CliError::io("print the result"))
     }
@@ -48,6 +55,30 @@ impl Output {
 fn document(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     serde_json::to_writer_pretty(&mut *out, value)?;
     writeln!(out)
+}
+
+/// The text with its control characters made visible, line ends apart: names in a store are anybody's, and a terminal obeys
+/// what is in them. What comes out is valid in JSON too.
+pub(super) fn printable(text: &str) -> Cow<'_, str> {
+    let is_harmless = |c: char| c == '\n' || !c.is_control() && !is_direction(c);
+    if text.chars().all(is_harmless) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if is_harmless(c) {
+            shown.push(c);
+        } else {
+            // Writing to a text doesn't fail.
+            let _ = fmt::Write::write_fmt(&mut shown, format_args!("\\u{:04x}", u32::from(c)));
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// Marks that turn the direction of what follows, so that it is read as something else.
+fn is_direction(c: char) -> bool {
+    matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Columns without lines around them.
@@ -153,10 +184,10 @@ impl DamageView {
 #[expect(clippy::print_stderr, reason = "that is where errors belong")]
 pub(super) fn tell(error: &CliError, format: Format) -> Exit {
     let message = causes(error);
-    eprintln!("etcd-steward: {message}");
+    eprintln!("etcd-steward: {}", printable(&message));
     if let CliError::Copy { failed, .. } = error {
         for (name, error) in failed {
-            eprintln!("  {name}: {}", causes(error));
+            eprintln!("  {name}: {}", printable(&causes(error)));
         }
     }
     if format == Format::Json {
@@ -165,8 +196,11 @@ pub(super) fn tell(error: &CliError, format: Format) -> Exit {
             message,
             damage: error.damage().map(DamageView::new),
         };
+        let mut text = Vec::new();
+        let written = document(&mut text, &Failure { error });
+        let text = printable(&String::from_utf8_lossy(&text)).into_owned();
         // Nobody may be reading; the exit code stays.
-        let _ = document(&mut io::stdout().lock(), &Failure { error });
+        let _ = written.and_then(|()| io::stdout().lock().write_all(text.as_bytes()));
     }
     error.exit()
 }

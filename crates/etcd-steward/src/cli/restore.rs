@@ -3,9 +3,18 @@
 mod flags;
 mod report;
 
-use std::sync::Arc;
+use std::{
+    fs::{File, TryLockError},
+    path::Path,
+    sync::Arc,
+};
 
-use etcd_storage::restore::{Options, Restored};
+use etcd_storage::{
+    cluster::NewCluster,
+    compression::Compression,
+    object::{Chain, Object, Target},
+    restore::{Options, Restored},
+};
 use snapstore::SnapStore;
 use tokio::runtime::Handle;
 
@@ -16,6 +25,12 @@ use crate::chain::{self, Catalog, Rescue, Route};
 
 pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     let (wanted, founded) = (args.wanted.wanted(), args.cluster.found()?);
+    if let Some(path) = &args.db {
+        let restored = from_file(path, options(&args, &founded.cluster, Target::Latest)).await?;
+        let report = Done::of(&args, founded.token, vec![path.display().to_string()], restored);
+        args.output.print(&report)?;
+        return Ok(Exit::Done);
+    }
     let store = args.store.open()?;
     let listing = store.list().await?;
     if let Some(young) = listing.unsettled.first() {
@@ -29,15 +44,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     loop {
         let found = catalog.find(&store, &wanted, args.fallback).await;
         let route = found.map_err(|error| CliError::of(error, advise))?;
-        let options = Options {
-            data_dir: args.data_dir.clone(),
-            cluster: founded.cluster.clone(),
-            member: args.cluster.name.clone(),
-            target: route.target,
-            minor: args.etcd_version,
-            bump_revision: args.bump_revision,
-            unknown_lease_ttl: args.unknown_lease_ttl,
-        };
+        let options = options(&args, &founded.cluster, route.target);
         match restore(&store, &catalog, &route, options, stop.clone()).await {
             // The next way goes around it, or its refusal says what is missing without it.
             Err(CliError::Engine(error)) if catalog.condemn_for(&error) => {}
@@ -48,6 +55,47 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
             }
         }
     }
+}
+
+fn options(args: &Args, cluster: &NewCluster, target: Target) -> Options {
+    Options {
+        data_dir: args.data_dir.clone(),
+        cluster: cluster.clone(),
+        member: args.cluster.name.clone(),
+        target,
+        minor: args.etcd_version,
+        bump_revision: args.bump_revision,
+        unknown_lease_ttl: args.unknown_lease_ttl,
+        consent: args.consent(),
+    }
+}
+
+/// Restores a database, or an uncompressed full snapshot, that nobody writes to. The lock goes with the file.
+async fn from_file(path: &Path, options: Options) -> Result<Restored, CliError> {
+    let opened = || CliError::io(format!("open {}", path.display()));
+    let file = File::open(path).map_err(opened())?;
+    match file.try_lock_shared() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => return Err(CliError::Locked(path.to_owned())),
+        Err(TryLockError::Error(error)) => return Err(opened()(error)),
+    }
+    let name = path.to_owned();
+    let base = Object {
+        name: path.display().to_string(),
+        compression: Compression::None,
+        start: 0,
+        last: 0,
+        open: Box::new(move || Ok(Box::new(File::open(&name)?))),
+    };
+    let (base, deltas) = (base, Vec::new());
+    let chain = Chain { base, deltas };
+    let stop = Stop::on_signal()?;
+    let work = tokio::task::spawn_blocking(move || {
+        let restored = etcd_storage::restore::restore(&chain, &options, &mut |_| stop.go_on());
+        drop(file);
+        restored
+    });
+    Ok(work.await??)
 }
 
 /// Runs the engine on a thread that may block.

@@ -12,9 +12,9 @@ use super::error::CliError;
 /// The store to work on.
 #[derive(Debug, Clone, clap::Args)]
 pub(super) struct StoreArgs {
-    /// Local, S3, GCS, ABS, OSS, Swift, ECS or OCS.
+    /// Local, S3, GCS, ABS, OSS, Swift, ECS or OCS. Required, unless a file is named instead.
     #[arg(long = "store-provider", value_name = "PROVIDER")]
-    provider: Provider,
+    provider: Option<Provider>,
     /// Bucket or container; for Local a folder, absolute or below $HOME. By default $STORAGE_CONTAINER.
     #[arg(
         long = "store-container",
@@ -93,10 +93,12 @@ pub(super) struct SourceArgs {
 
 impl StoreArgs {
     pub(super) fn open(&self) -> Result<Arc<dyn SnapStore>, CliError> {
+        let missing = || CliError::Usage("--store-provider says where the backups are".to_owned());
+        let provider = self.provider.ok_or_else(missing)?;
         let config = StoreConfig {
             endpoint: self.endpoint.clone(),
             allow_http: self.allow_http,
-            ..StoreConfig::new(self.provider, &self.container, &self.prefix)
+            ..StoreConfig::new(provider, &self.container, &self.prefix)
         };
         Ok(config.open_attesting(&self.signing.signing())?)
     }

@@ -2,10 +2,10 @@
 
 mod report;
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use futures::{StreamExt as _, stream};
-use snapstore::{SnapStore, StoredSnapshot, chain as chains};
+use snapstore::{SnapStore, SnapshotName, StoredSnapshot, chain as chains};
 use tokio::runtime::Handle;
 
 use self::report::{Chain, Checked, Newest, Verified};
@@ -40,18 +40,35 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     let parts: Vec<_> = chains.iter().enumerate().flat_map(of_chain).collect();
     let mut verified: Vec<Chain> = chains.iter().map(Chain::new).collect();
     let mut catalog = Catalog::new(listing.clone());
+    let mut judged = Judged::default();
     for (at, stored, verdict) in check_all(&store, parts).await? {
-        if let Verdict::Damaged { reason } = &verdict {
-            catalog.condemn(&stored.name.to_string(), reason);
-        }
+        judged.note(&mut catalog, &stored, &verdict);
         verified[at].snapshots.push(Checked::new(&stored, verdict));
     }
-    let newest = match catalog.route(&Wanted::Latest, false) {
-        Err(error @ (chain::Error::OutOfReach(_) | chain::Error::TooEarly(_))) => {
-            return Err(CliError::Route(error));
+    // The way to the newest state may go around what is damaged: then what it takes instead is read as well.
+    let route = loop {
+        let route = match catalog.route(&Wanted::Latest, false) {
+            Err(error @ (chain::Error::OutOfReach(_) | chain::Error::TooEarly(_))) => {
+                return Err(CliError::Route(error));
+            }
+            Err(error) => break Err(error),
+            Ok(route) => route,
+        };
+        let unread = catalog
+            .snapshots(&route.plan)
+            .filter(|stored| !judged.has(stored));
+        let unread: Vec<_> = unread.map(|stored| (0, stored.clone())).collect();
+        if unread.is_empty() {
+            break Ok(route);
         }
-        route => Newest::new(&route),
+        let mut more = Chain::default();
+        for (_, stored, verdict) in check_all(&store, unread).await? {
+            judged.note(&mut catalog, &stored, &verdict);
+            more.snapshots.push(Checked::new(&stored, verdict));
+        }
+        verified.insert(0, more);
     };
+    let newest = Newest::new(&route, |plan| judged.revision(catalog.snapshots(plan)));
     let report = Verified {
         store: store.location().to_owned(),
         chains: verified,
@@ -59,6 +76,35 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     };
     args.output.print(&report)?;
     Ok(report.exit())
+}
+
+/// What was read so far: the revision that is in each snapshot, or none if it isn't sound.
+#[derive(Debug, Default)]
+struct Judged(HashMap<SnapshotName, Option<i64>>);
+
+impl Judged {
+    fn note(&mut self, catalog: &mut Catalog, stored: &StoredSnapshot, verdict: &Verdict) {
+        if let Verdict::Damaged { reason } = verdict {
+            catalog.condemn(&stored.name.to_string(), reason);
+        }
+        let revision = match verdict {
+            Verdict::Sound { revision, .. } => Some(*revision),
+            Verdict::Damaged { .. } | Verdict::Unknown { .. } => None,
+        };
+        self.0.insert(stored.name.clone(), revision);
+    }
+
+    fn has(&self, stored: &StoredSnapshot) -> bool {
+        self.0.contains_key(&stored.name)
+    }
+
+    /// The last revision that is in some snapshots; `None` if one of them couldn't be read.
+    fn revision<'a>(&self, snapshots: impl Iterator<Item = &'a StoredSnapshot>) -> Option<i64> {
+        let revisions: Option<Vec<i64>> = snapshots
+            .map(|stored| self.0.get(&stored.name).copied().flatten())
+            .collect();
+        revisions?.into_iter().max()
+    }
 }
 
 /// Reads the snapshots, several at a time.

@@ -1,14 +1,19 @@
 //! What a restore or a compaction takes from its machine: memory and disk are bounded, however long the chain.
 
 use std::{
-    fs,
+    fs::{self, File},
+    io::{BufWriter, Write as _},
     path::Path,
     process::{Command, Stdio},
     thread,
     time::Duration,
 };
 
+use etcd_storage::compression::{Compression, Encoder};
+use sha2::{Digest as _, Sha256};
+
 use crate::{
+    image::{Image, REVISION},
     made::{self, files},
     program::{dump, on, steward},
 };
@@ -30,7 +35,12 @@ fn disk(folders: &[&Path]) -> u64 {
 }
 
 /// Runs a command to its good end, and looks at it all the time.
-fn watched(mut command: Command, folders: &[&Path]) -> Peak {
+fn watched(command: Command, folders: &[&Path]) -> Peak {
+    watched_to(0, command, folders)
+}
+
+/// Runs a command until it ends with this code, and looks at it all the time.
+fn watched_to(expected: i32, mut command: Command, folders: &[&Path]) -> Peak {
     let mut child = command.stdout(Stdio::null()).spawn().unwrap();
     let status = format!("/proc/{}/status", child.id());
     let mut peak = Peak::default();
@@ -46,9 +56,113 @@ fn watched(mut command: Command, folders: &[&Path]) -> Peak {
         peak.disk = peak.disk.max(disk(folders));
         thread::sleep(Duration::from_millis(2));
     };
-    assert!(code.success(), "{code}");
+    assert_eq!(code.code(), Some(expected), "{code}");
     assert!(peak.memory > 0, "it was never seen");
     peak
+}
+
+/// Writes an object that is small in the store and large when it is read.
+fn bomb(path: &Path, compression: Compression, begin: &[u8], filling: u8, count: u64, end: &[u8]) {
+    let mut encoder = Encoder::new(compression, BufWriter::new(File::create(path).unwrap()), 2).unwrap();
+    let mut hasher = Sha256::new();
+    let piece = vec![filling; 1 << 20];
+    let pieces = std::iter::repeat_n(&piece[..], usize::try_from(count >> 20).unwrap());
+    for bytes in std::iter::once(begin).chain(pieces).chain([end]) {
+        hasher.update(bytes);
+        encoder.write_all(bytes).unwrap();
+    }
+    encoder.write_all(&hasher.finalize()).unwrap();
+    encoder.finish().unwrap().flush().unwrap();
+}
+
+/// Objects that are made to fill memory or disk when they are read are refused, by little memory, with what is wrong.
+#[test]
+fn objects_made_to_fill_memory_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let database = Image::new();
+    let full = format!("Full-00000000-{REVISION:08}-1700000000");
+    let delta = format!("Incr-{0:08}-{0:08}-1700000001", REVISION + 1);
+    let event = format!("\"}},\"mod_revision\":{}}}}}]", REVISION + 1);
+    let value = b"[{\"etcdEvent\":{\"kv\":{\"key\":\"YQ==\",\"value\":\"";
+    let name = b"[{\"etcdEvent\":{\"kv\":{\"key\":\"";
+    let gib = 1 << 30;
+    for (name, compression, begin, filling, end, said) in [
+        // One event of 2 GiB base64, in its value and in its key.
+        (
+            format!("{delta}.gz"),
+            Compression::Gzip,
+            &value[..],
+            b'A',
+            event.as_bytes(),
+            "an event of more than",
+        ),
+        (
+            format!("{delta}.zst"),
+            Compression::Zstd,
+            &name[..],
+            b'A',
+            event.as_bytes(),
+            "an event of more than",
+        ),
+        // A text that never ends, and white space.
+        (
+            format!("{delta}.zst"),
+            Compression::Zstd,
+            b"[{\"",
+            b'x',
+            b"",
+            "string too long",
+        ),
+        // A database that goes on and on behind its end.
+        (
+            format!("{full}.zst"),
+            Compression::Zstd,
+            &database.0[..],
+            0,
+            b"",
+            "goes on behind the end",
+        ),
+    ] {
+        let store = dir.path().join("store");
+        let folder = store.join("v2");
+        fs::create_dir_all(&folder).unwrap();
+        let whole = folder.join(&full);
+        fs::write(&whole, Image::new().sealed()).unwrap();
+        if name.starts_with("Full") {
+            fs::remove_file(&whole).unwrap();
+        }
+        bomb(&folder.join(&name), compression, begin, filling, 2 * gib, end);
+        let stored = fs::metadata(folder.join(&name)).unwrap().len();
+        assert!(stored < 16 << 20, "{name}: {stored}");
+        let data_dir = dir.path().join("restored");
+        let to = ["--data-dir", data_dir.to_str().unwrap()];
+        let work = dir.path().join("restored.part");
+        for args in [&["verify"][..], &[&["restore"][..], &to].concat()] {
+            let command = steward([&args[..1], &store_args(&store)[..], &args[1..]].concat());
+            let peak = watched_to(3, command, &[&work]);
+            println!(
+                "{} of {name}: {} MiB of memory, {} MiB of disk",
+                args[0],
+                peak.memory >> 20,
+                peak.disk >> 20
+            );
+            assert!(
+                peak.memory < MEMORY,
+                "{}: {name}: {} MiB",
+                args[0],
+                peak.memory >> 20
+            );
+            assert!(
+                peak.disk < 300 << 20,
+                "{}: {name}: {} MiB",
+                args[0],
+                peak.disk >> 20
+            );
+        }
+        on(&store, "verify", &[]).exits(3).says(&[said]);
+        assert!(!data_dir.exists());
+        fs::remove_dir_all(&store).unwrap();
+    }
 }
 
 fn store_args(store: &Path) -> [&str; 3] {

@@ -63,9 +63,12 @@ fn documents_have_their_fields() {
     let verify = on(&store, "verify", &["-o", "json"]).ok().json();
     assert_fields(&verify, &["store", "chains", "newest"]);
     assert_fields(&verify["chains"][0], &["snapshots", "missing"]);
-    let checked = [&SNAPSHOT[..], &["verdict", "reason", "revision"]].concat();
+    let checked = [&SNAPSHOT[..], &["verdict", "reason", "revision", "warning"]].concat();
     assert_fields(&verify["chains"][0]["snapshots"][0], &checked);
-    assert_fields(&verify["newest"], &["restorable", "revision", "damage"]);
+    assert_fields(
+        &verify["newest"],
+        &["restorable", "revision", "leftOut", "damage"],
+    );
 
     let explain = on(&store, "explain", &["-o", "json"]).ok().json();
     assert_fields(&explain, &["store", "objects"]);
@@ -84,6 +87,7 @@ fn documents_have_their_fields() {
         "snapshots",
         "leftOut",
         "lost",
+        "warning",
         "clusterId",
         "memberId",
         "initialClusterToken",
@@ -109,6 +113,8 @@ fn documents_have_their_fields() {
         "dbSize",
         "sha256",
         "compacted",
+        "leftOut",
+        "warning",
     ];
     assert_fields(&compacted, &fields);
     assert_fields(&compacted["snapshot"], &SNAPSHOT);
@@ -215,8 +221,64 @@ fn plain_http_must_be_allowed() {
         ("AWS_SECRET_ACCESS_KEY", "secret"),
         ("AWS_REGION", "r"),
     ]);
-    let refused = crate::program::finish(command).exits(2).says(&["plain http"]);
+    let refused = crate::program::finish(command)
+        .exits(2)
+        .says(&["plain http", "--allow-http"]);
     assert!(!refused.err.contains("secret"));
+}
+
+/// Names in a store are anybody's: a terminal is not to obey them, and no program is to stumble over them.
+#[test]
+fn odd_names_are_shown_and_do_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store_of("none", dir.path());
+    let folder = store.join("v2");
+    for name in [
+        "Full-\u{1b}[2J\u{9b}31m-\u{202e}x",
+        "Full-00000000-00000056-1796004709.\u{1b}]0;owned\u{7}",
+        "Incr-43-9223372036854775807-1796004709.gz",
+        "Incr-00000043-9223370937343148031-1796004709.gz",
+        "Full-00000000-9223370937343148031-1796004709.gz",
+        "Manifest-Full-\u{8}-9-9-9",
+    ] {
+        fs::write(folder.join(name), [7; 100]).unwrap();
+    }
+    let temp = dir.path().join("temp");
+    let target = dir.path().join("target");
+    fs::create_dir(&target).unwrap();
+    let from = [
+        "--source-store-provider=Local",
+        "--source-store-container",
+        store.to_str().unwrap(),
+    ];
+    for format in ["table", "json"] {
+        let ran = [
+            on(&store, "list", &["-o", format]),
+            on(&store, "verify", &["--all", "-o", format]),
+            on(&store, "explain", &["-o", format]),
+            on(
+                &store,
+                "compact",
+                &["--temp-dir", temp.to_str().unwrap(), "-o", format],
+            ),
+            on(&target, "copy", &[&from[..], &["-o", format]].concat()),
+            restore(&store, &dir.path().join("restored"), &["-o", format]),
+            restore(&store, &dir.path().join("around"), &["--fallback", "-o", format]),
+        ];
+        for ran in ran {
+            assert!(
+                (0..=3).contains(&ran.code) && !ran.err.contains("panicked"),
+                "{ran:?}"
+            );
+            let said = [ran.out.as_str(), &ran.err].concat();
+            assert!(
+                said.chars()
+                    .all(|c| c == '\n' || !c.is_control() && c != '\u{202e}'),
+                "{said:?}"
+            );
+        }
+    }
+    on(&store, "list", &[]).ok().says(&["\\u001b[2J"]);
 }
 
 /// A directory in use is not written to, and one with content is left as it is.
@@ -234,6 +296,40 @@ fn what_is_there_is_left_alone() {
     file.lock().unwrap();
     let in_use = ["dump", "--data-dir", data_dir.to_str().unwrap()];
     run(in_use).exits(1).says(&["is in use"]);
+}
+
+/// The database of a data directory has no hash: it is restored when somebody says so, after a full check.
+#[test]
+fn a_bare_database_is_restored_with_consent() {
+    let dir = tempfile::tempdir().unwrap();
+    let none = cases::case("none");
+    let (first, again) = (dir.path().join("first"), dir.path().join("again"));
+    restore(&none.store(), &first, &[]).ok();
+    let db = first.join("member/snap/db");
+    let from = [
+        "restore",
+        "--db",
+        db.to_str().unwrap(),
+        "--data-dir",
+        again.to_str().unwrap(),
+    ];
+    run(from).exits(3).says(&["--skip-hash-check"]);
+    let with = [&from[..], &["--skip-hash-check"]].concat();
+    let file = fs::File::open(&db).unwrap();
+    file.lock().unwrap();
+    run(&with).exits(1).says(&["is in use"]);
+    drop(file);
+    let done = run(&with).ok();
+    done.says(&["at revision 55", "there is no SHA-256 to compare the data with"]);
+    assert!(dump(&again) == none.expected());
+    let mut bytes = fs::read(&db).unwrap();
+    let leaf = bytes.len() - 4096;
+    bytes[leaf..].fill(0);
+    fs::write(&db, bytes).unwrap();
+    fs::remove_dir_all(&again).unwrap();
+    run(&with).exits(3).says(&["database is damaged"]);
+    assert!(!again.exists());
+    run(["restore", "--data-dir", "x", "--db", "x", "--revision", "3"]).exits(2);
 }
 
 #[test]

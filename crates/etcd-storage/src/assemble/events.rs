@@ -97,8 +97,9 @@ impl Appender {
                 self.full = true;
                 return Ok(());
             }
-            if revision > self.complete + 1 {
-                let (from, to) = (self.complete + 1, revision - 1);
+            let next = self.complete.saturating_add(1);
+            if revision > next {
+                let (from, to) = (next, revision - 1);
                 return Err(Error::Gap {
                     object: object.name.clone(),
                     from,

@@ -12,9 +12,9 @@ mod seal;
 
 use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, Read, Write};
 use std::ops::ControlFlow;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::{io, thread};
 
@@ -23,15 +23,19 @@ use self::feed::{Feed, with_feed};
 use self::leases::LeaseBook;
 pub use self::leases::LeaseReport;
 pub(crate) use self::seal::Rewrite;
+use crate::bolt::format::{HEADER, META};
 use crate::bolt::{self, Db};
+use crate::full::{self, Consent, Scanner, Warnings};
 use crate::mvcc::{MAX_START, RecordKey, Revision};
 use crate::object::{Chain, Object, Target};
 use crate::schema::{Overview, bucket};
-use crate::trailer::{self, Body};
-use crate::{delta, full};
+use crate::{delta, trailer};
 
 /// Bytes that are held before they are written to the file.
 const BUFFER: usize = 1 << 20;
+
+/// Bytes that are read at a time.
+const CHUNK: usize = 256 << 10;
 
 /// How far the work is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,6 +239,8 @@ pub(crate) struct Assembly {
     pub(crate) overview: Overview,
     /// Last revision that is written.
     pub(crate) revision: i64,
+    /// What isn't as it should be in the base.
+    pub(crate) warnings: Warnings,
 }
 
 /// Writes the chain up to the target into a new file.
@@ -244,7 +250,7 @@ pub(crate) fn assemble(
     chain: &Chain,
     target: Target,
     path: &Path,
-    durable: Durable,
+    (durable, consent): (Durable, Consent),
     mut progress: OnProgress<'_>,
 ) -> Result<Assembly, Error> {
     let objects: Vec<&Object> = std::iter::once(&chain.base).chain(&chain.deltas).collect();
@@ -263,27 +269,19 @@ pub(crate) fn assemble(
         let Some((object, feed)) = feeds.next() else {
             return Err(Error::Stopped);
         };
-        let mut assembly = write_base(object, feed, target, path, durable, &mut meter)?;
-        let checked = Db::open(path).map_err(|source| base_database(object, source))?;
+        let mut assembly = write_base(object, feed, target, path, (durable, consent), &mut meter)?;
         let Assembly { file, appender, .. } = &mut assembly;
         thread::scope(|scope| {
-            // The pages of the base stay as they are, so they can be checked and synced while more is added behind them.
-            let check = scope.spawn(move || bolt::check(&checked));
+            // The pages of the base stay as they are, so they can be synced while more is added behind them.
             let sync = (durable == Durable::Yes).then(|| scope.spawn(|| file.sync_data()));
             for (object, feed) in feeds {
                 appender.apply(object, feed, target, &mut meter)?;
             }
-            if let Some(sync) = sync {
-                let synced = sync
-                    .join()
-                    .unwrap_or_else(|_| Err(io::Error::other("the syncing thread died")));
-                synced.map_err(Error::io("sync of", path))?;
-            }
-            match check.join() {
-                Ok(Ok(_)) => Ok(()),
-                Ok(Err(source)) => Err(base_database(object, source)),
-                Err(_) => Err(Error::Stopped),
-            }
+            let Some(sync) = sync else { return Ok(()) };
+            let synced = sync
+                .join()
+                .unwrap_or_else(|_| Err(io::Error::other("the syncing thread died")));
+            synced.map_err(Error::io("sync of", path))
         })?;
         assembly.revision = assembly.appender.revision();
         match target {
@@ -309,10 +307,10 @@ fn base_database(object: &Object, source: bolt::Error) -> Error {
 /// Writes the base as it comes, verifies it, and opens it at its right edge.
 fn write_base(
     object: &Object,
-    feed: Feed,
+    mut feed: Feed,
     target: Target,
     path: &Path,
-    durable: Durable,
+    (durable, consent): (Durable, Consent),
     meter: &mut Meter<'_, '_>,
 ) -> Result<Assembly, Error> {
     let io = Error::io("write of", path);
@@ -324,26 +322,35 @@ fn write_base(
         .truncate(true)
         .mode(0o600);
     let mut file = options.open(path).map_err(&io)?;
-    let damaged = |source: trailer::Error| Error::Base {
+    let damaged = |source: full::Error| Error::Base {
         object: object.name.clone(),
-        source: source.into(),
+        source,
     };
-    let mut body = Body::new(feed);
-    loop {
-        let chunk = body.fill().map_err(damaged)?;
-        if chunk.is_empty() {
-            break;
-        }
-        file.write_all(chunk).map_err(&io)?;
-        let count = chunk.len();
-        body.consume(count);
+    let mut scanner = Scanner::with(path.parent(), consent);
+    let mut chunk = vec![0; CHUNK];
+    while !scanner.is_hopeless() {
+        let count = match feed.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(source) => {
+                let at = meter.progress.bytes;
+                return Err(damaged(trailer::Error::Read { at, source }.into()));
+            }
+        };
+        file.write_all(&chunk[..count]).map_err(&io)?;
+        scanner.update(&chunk[..count]);
         meter.add(count as u64)?;
     }
-    body.verify().map_err(damaged)?;
-
+    let judged = scanner.finish().map_err(damaged)?;
+    if let Some(previous) = judged.warnings.previous {
+        // What it leads to isn't whole: nothing may come back to it.
+        let at = previous.lost_meta * judged.page_size as u64;
+        file.write_all_at(&[0; HEADER + META], at).map_err(&io)?;
+    }
     let base = Db::open(path).map_err(|source| base_database(object, source))?;
     let overview = Overview::read(&base).map_err(|source| base_database(object, source))?;
-    if overview.revision < object.last {
+    if overview.revision < object.last && judged.warnings.previous.is_none() {
         let (stated, found) = (object.last, overview.revision);
         return Err(Error::EndsElsewhere {
             object: object.name.clone(),
@@ -363,6 +370,7 @@ fn write_base(
         durable,
         overview,
         revision,
+        warnings: judged.warnings,
     })
 }
 

@@ -13,6 +13,10 @@ use super::parallel::ParallelGunzip;
 /// Bytes of compressed input that are held at a time.
 const INPUT: usize = 256 << 10;
 
+/// Window of zstd that is allocated at the most, as a power of two: 8 MiB, which every regular level does with. By itself
+/// the decoder would take 128 MiB.
+const LARGEST_WINDOW: u32 = 23;
+
 /// The decompressed bytes of `R`.
 pub struct Decoder<R: Read>(Inner<R>);
 
@@ -36,7 +40,11 @@ impl<R: Read> Decoder<R> {
             Compression::Gzip => Inner::Gzip(Box::new(ParallelGunzip::new(source))),
             Compression::Zlib => Inner::Zlib(Box::new(Ended::new(ZlibDecoder::new(source)))),
             Compression::Lzw => Inner::Lzw(Box::new(Lzw::new(source))),
-            Compression::Zstd => Inner::Zstd(zstd::Decoder::with_buffer(source)?),
+            Compression::Zstd => {
+                let mut decoder = zstd::Decoder::with_buffer(source)?;
+                decoder.window_log_max(LARGEST_WINDOW)?;
+                Inner::Zstd(decoder)
+            }
         }))
     }
 }

@@ -44,6 +44,20 @@ impl<R: Read> Decoder<R> {
         }
     }
 
+    /// As [`Decoder::new`], for who wants to know whether it is whole: its events have neither keys nor values, and take no
+    /// memory.
+    pub fn without_contents(source: R) -> Self {
+        let mut scanner = Scanner::new(source);
+        scanner.without_contents = true;
+        Self {
+            state: State::Start(scanner),
+            last: 0,
+            sub: 0,
+            sha256: None,
+            position: 0,
+        }
+    }
+
     /// Offset in the uncompressed data behind the last event returned.
     pub fn position(&self) -> u64 {
         self.position
@@ -76,7 +90,7 @@ impl<R: Read> Decoder<R> {
                 self.sha256 = Some(scanner.into_body().verify()?);
                 Ok(None)
             }
-            Err(damaged @ Error::Damaged(_)) => Err(damaged),
+            Err(found @ (Error::Damaged(_) | Error::TooLarge { .. })) => Err(found),
             Err(malformed) => {
                 scanner.into_body().verify()?;
                 Err(malformed)
@@ -118,6 +132,7 @@ impl<R: Read> Decoder<R> {
 
 fn element<R: Read>(scanner: &mut Scanner<R>) -> Result<Event, Error> {
     let mut event = Event::default();
+    scanner.event_len = 0;
     let mut has_event = false;
     scanner.expect(b'{', "expected an event")?;
     let mut first = true;

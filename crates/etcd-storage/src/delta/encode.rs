@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
-use super::{Event, EventKind};
+use super::{Event, EventKind, LARGEST_EVENT};
 use crate::trailer::{self, Hash};
 
 /// Bytes that are held before they are hashed and written.
@@ -28,6 +28,16 @@ pub enum EncodeError {
         last: i64,
         /// Revision of the event.
         found: i64,
+    },
+    /// No reader would take it.
+    #[error(
+        "event of revision {revision} has {len} bytes: more than {LARGEST_EVENT} are not written to a delta"
+    )]
+    TooLarge {
+        /// Revision of the event.
+        revision: i64,
+        /// Bytes of its key and its value.
+        len: usize,
     },
     /// A delta covers at least one event.
     #[error("a delta without events is not written")]
@@ -89,13 +99,18 @@ impl<W: Write> Encoder<W> {
     /// Adds an event. Its sub-revision is its place among the events of its revision.
     ///
     /// # Errors
-    /// The event is older than the one before, or the sink failed.
+    /// The event is older than the one before or too large, or the sink failed.
     pub fn push(&mut self, event: &Event) -> Result<(), EncodeError> {
         if event.mod_revision < self.last.max(1) {
             return Err(EncodeError::Order {
                 last: self.last,
                 found: event.mod_revision,
             });
+        }
+        let len = event.key.len() + event.value.len();
+        if len > LARGEST_EVENT {
+            let revision = event.mod_revision;
+            return Err(EncodeError::TooLarge { revision, len });
         }
         self.buffer.push(if self.is_empty() { b'[' } else { b',' });
         self.event(event)?;

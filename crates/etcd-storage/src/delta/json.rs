@@ -6,7 +6,7 @@ use std::io::Read;
 use base64_simd::STANDARD;
 use memchr::memchr2;
 
-use super::Error;
+use super::{Error, LARGEST_EVENT};
 use crate::trailer::Body;
 
 /// Nesting that is followed when a value is skipped.
@@ -18,6 +18,10 @@ const MAX_TEXT: usize = 256;
 pub(super) struct Scanner<R> {
     body: Body<R>,
     text: Vec<u8>,
+    /// Keys and values are checked, but not kept.
+    pub(super) without_contents: bool,
+    /// Bytes of keys and values of the event so far.
+    pub(super) event_len: usize,
 }
 
 impl<R: Read> Scanner<R> {
@@ -25,6 +29,8 @@ impl<R: Read> Scanner<R> {
         Self {
             body: Body::new(source),
             text: Vec::with_capacity(MAX_TEXT),
+            without_contents: false,
+            event_len: 0,
         }
     }
 
@@ -103,10 +109,26 @@ impl<R: Read> Scanner<R> {
         read.map(|()| &self.text[..])
     }
 
-    /// Reads a string as standard base64 with padding and appends what it stands for.
+    /// Reads a string as standard base64 with padding and appends what it stands for, unless contents are left out. All of
+    /// one event together get no longer than [`LARGEST_EVENT`].
     pub(super) fn base64(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
         let mut groups = Groups::default();
-        self.pieces(|piece| groups.push(piece, out))?;
+        let (mut is_too_large, discard, mut len) = (false, self.without_contents, self.event_len);
+        let read = self.pieces(|piece| {
+            let before = out.len();
+            groups.push(piece, out)?;
+            len += out.len() - before;
+            if discard {
+                out.clear();
+            }
+            is_too_large = len > LARGEST_EVENT;
+            if is_too_large { Err("too large") } else { Ok(()) }
+        });
+        if is_too_large {
+            return Err(Error::TooLarge { at: self.position() });
+        }
+        read?;
+        self.event_len = len;
         if groups.len == 0 {
             Ok(())
         } else {

@@ -29,6 +29,10 @@ pub use encode::{EncodeError, Encoder, Summary};
 
 use crate::trailer;
 
+/// Most bytes of one event's key and value together. etcd takes 1.5 MiB by default and advises against more than 10; one
+/// event is held in memory, and what is longer than this was made to fill it.
+pub const LARGEST_EVENT: usize = 64 << 20;
+
 /// What happened to a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventKind {
@@ -75,6 +79,14 @@ pub enum Error {
         at: u64,
         /// What is wrong there.
         what: &'static str,
+    },
+    /// An event is larger than any that etcd can be made to take. The rest wasn't read.
+    #[error(
+        "malformed delta: an event of more than {LARGEST_EVENT} bytes, at byte {at} of the uncompressed data"
+    )]
+    TooLarge {
+        /// Offset in the uncompressed data.
+        at: u64,
     },
     /// The events aren't in order.
     #[error(

@@ -3,7 +3,7 @@ use std::io::{self, Read};
 use proptest::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::{Decoder, EncodeError, Encoder, Error, Event, EventKind, Positioned};
+use super::{Decoder, EncodeError, Encoder, Error, Event, EventKind, LARGEST_EVENT, Positioned};
 use crate::trailer;
 
 fn with_hash(json: &str) -> Vec<u8> {
@@ -262,4 +262,45 @@ proptest! {
     fn any_text_gets_an_answer(json in r#"[\[\]{}",:\\a-z0-9=._-]{0,120}"#) {
         let _ = decode(&with_hash(&json)[..]);
     }
+}
+
+/// What checks a delta and what restores it draw the line at the same place, and the checking one holds nothing.
+#[test]
+fn an_event_is_as_large_with_and_without_contents() {
+    for (key, value, fits) in [
+        (10, LARGEST_EVENT - 10, true),
+        (11, LARGEST_EVENT - 10, false),
+        (LARGEST_EVENT, 1, false),
+    ] {
+        let mut text = br#"[{"etcdEvent":{"kv":{"key":""#.to_vec();
+        base64_simd::STANDARD.encode_append(vec![b'k'; key], &mut text);
+        text.extend_from_slice(br#"","mod_revision":7,"value":""#);
+        base64_simd::STANDARD.encode_append(vec![b'v'; value], &mut text);
+        text.extend_from_slice(br#""}}}]"#);
+        let hash = Sha256::digest(&text);
+        text.extend_from_slice(&hash);
+        let mut whole = Decoder::new(&text[..]);
+        let mut checked = Decoder::without_contents(&text[..]);
+        match (whole.next_event(), checked.next_event()) {
+            (Ok(Some(whole)), Ok(Some(checked))) if fits => {
+                assert_eq!((whole.event.key.len(), whole.event.value.len()), (key, value));
+                assert_eq!((checked.event.key.len(), checked.event.value.len()), (0, 0));
+                assert!(checked.event.value.capacity() < 1 << 20);
+                assert_eq!(checked.event.mod_revision, 7);
+            }
+            (Err(Error::TooLarge { .. }), Err(Error::TooLarge { .. })) if !fits => {}
+            other => panic!("{key}, {value}: {:?}", other.0.map(drop)),
+        }
+    }
+    let event = Event {
+        value: vec![0; LARGEST_EVENT],
+        key: b"k".to_vec(),
+        mod_revision: 3,
+        ..Event::default()
+    };
+    let mut encoder = Encoder::new(std::io::sink());
+    assert!(matches!(
+        encoder.push(&event),
+        Err(EncodeError::TooLarge { revision: 3, .. })
+    ));
 }

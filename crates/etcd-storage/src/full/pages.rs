@@ -1,441 +1,322 @@
-//! Finds the end of the `key` bucket in a database that passes by once, page after page.
+//! Takes a database apart that passes by once, page after page, and walks its tree when all of it has passed.
 //!
-//! Where the tree begins is known at once (the meta pages come first), but a page may pass before its parent. So
-//! of every page as little is kept as the later walk from the root to the last record can need: of a branch its
-//! last child, of a leaf its last revision. Pages that are free hold old content; the walk never comes there.
+//! Where the tree begins is known at once (the meta pages come first), but a page may pass before its parent. Pages that
+//! are free hold old content, and what looks like the middle of a page run may be a page of today within what was a run
+//! yesterday. So every page that looks like the head of a run is read as one, and what is needed of it is kept; the walk
+//! from the root then comes to those that are in use.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::VecDeque;
 use std::mem;
+use std::path::Path;
 
-use super::Error;
+use super::freelist::FreeList;
+use super::note::Note;
+use super::run::Run;
+use super::skeleton::Skeleton;
+use super::walk::{Tree, walk};
+use super::{Error, Previous};
 use crate::bolt::MetaFault;
-use crate::bolt::format::{
-    BRANCH_PAGE, BUCKET, BucketHeader, ELEMENT, HEADER, LEAF_PAGE, LeafElement, META, Meta, PageHeader,
-    branch_element, leaf_element,
-};
-use crate::mvcc::RecordKey;
+use crate::bolt::format::{HEADER, META, Meta, NO_FREELIST, PageHeader, page_sizes};
 
-/// Longest page run that is kept as a whole, in pages. Only pages of buckets that etcd keeps small are.
-const MAX_RUN: u32 = 64;
+/// Page runs that are followed at once, and bytes that their tables may take. A stale head of a long run lies among the
+/// pages of others; beyond this the oldest one is given up.
+const MOST_RUNS: usize = 256;
+const HEAVIEST_RUNS: usize = 16 << 20;
 
-/// Deepest tree that is followed. At two children a page it would hold 2^32 pages.
-const MAX_DEPTH: usize = 32;
+/// Page sizes that are looked for when the first meta page doesn't tell one: those of real machines.
+const LARGEST_PROBED: usize = 64 << 10;
 
+/// bbolt lets a file grow ahead of its pages, by 16 MiB, or by a transaction that failed; what goes on for longer than this
+/// behind them is no database.
+const LONGEST_TAIL: u64 = 256 << 20;
+
+#[derive(Debug)]
 pub(super) struct Contents {
     pub(super) page_size: usize,
     /// Main revision of the last record; 0 for none.
     pub(super) last_revision: i64,
     pub(super) compact_revision: i64,
+    /// What is wrong with the list of free pages.
+    pub(super) freelist: Option<&'static str>,
+    pub(super) previous: Option<Previous>,
 }
 
-/// What is kept of a page, in 8 bytes.
-#[derive(Clone, Copy, Default)]
-struct Edge(u64);
-
-impl Edge {
-    const BRANCH: u64 = 1 << 63;
-    const LEAF: u64 = 1 << 62;
-
-    fn branch(last_child: u64) -> Self {
-        if last_child < Self::LEAF {
-            Self(Self::BRANCH | last_child)
-        } else {
-            Self::default()
-        }
-    }
-
-    fn leaf(last_revision: i64) -> Self {
-        let revision = last_revision.cast_unsigned();
-        if revision < Self::LEAF {
-            Self(Self::LEAF | revision)
-        } else {
-            Self::default()
-        }
-    }
-
-    fn last_child(self) -> Option<u64> {
-        (self.0 & Self::BRANCH != 0).then_some(self.0 & !Self::BRANCH)
-    }
-
-    fn last_revision(self) -> Option<i64> {
-        (self.0 & Self::LEAF != 0).then_some((self.0 & !Self::LEAF).cast_signed())
-    }
-}
-
-/// Where a bucket is, or what was looked for in it when it is inline.
-#[derive(Clone, Copy)]
-enum Bucket {
-    Tree(u64),
-    Inline(i64),
-}
-
-/// What a leaf of the root bucket says about the two buckets that matter.
-#[derive(Clone, Copy, Default)]
-struct Directory {
-    key: Option<Bucket>,
-    meta: Option<Bucket>,
-}
-
-/// Bytes to be picked up when they pass.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Capture {
-    /// Offset in the database of the next byte that is missing.
-    next: u64,
-    start: u64,
-    len: usize,
-    page: u64,
-    what: Wanted,
-    bytes: Vec<u8>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Wanted {
-    LastElement,
-    LastKey,
-    Run,
-}
-
+#[derive(Debug)]
 pub(super) struct Pages {
+    /// The start of a page, or of the database as long as the page size isn't known.
     block: Vec<u8>,
-    meta: Option<Result<Meta, MetaFault>>,
-    edges: Vec<Edge>,
-    directories: HashMap<u64, Directory>,
-    /// Compact revisions of leaf pages that may be those of the `meta` bucket.
-    compactions: HashMap<u64, i64>,
-    /// Children of the root page, if it is a branch.
-    root_children: Vec<u64>,
-    captures: BinaryHeap<Reverse<Capture>>,
+    page_size: Option<Result<usize, MetaFault>>,
+    metas: [Result<Meta, MetaFault>; 2],
+    skeleton: Skeleton,
+    /// Pages that passed.
+    count: u64,
+    runs: VecDeque<Run>,
+    lists: Vec<FreeList>,
+    note: Vec<u8>,
 }
 
 impl Pages {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(scratch: Option<&Path>) -> Self {
         Self {
             block: Vec::new(),
-            meta: None,
-            edges: Vec::new(),
-            directories: HashMap::new(),
-            compactions: HashMap::new(),
-            root_children: Vec::new(),
-            captures: BinaryHeap::new(),
+            page_size: None,
+            metas: [Err(MetaFault::Short); 2],
+            skeleton: Skeleton::new(scratch),
+            count: 0,
+            runs: VecDeque::new(),
+            lists: Vec::new(),
+            note: Vec::new(),
         }
     }
 
     pub(super) fn update(&mut self, mut bytes: &[u8]) {
+        let page_size = match self.page_size {
+            Some(Ok(page_size)) => page_size,
+            Some(Err(_)) => return,
+            None => {
+                self.block.extend_from_slice(bytes);
+                return self.begin(false);
+            }
+        };
         while !bytes.is_empty() {
-            let wanted = match self.meta {
-                None => HEADER + META,
-                Some(Ok(meta)) => meta.page_size,
-                Some(Err(_)) => return,
-            };
-            if self.block.is_empty() && self.meta.is_some() && bytes.len() >= wanted {
-                let (block, rest) = bytes.split_at(wanted);
+            if self.block.is_empty() && bytes.len() >= page_size {
+                let (block, rest) = bytes.split_at(page_size);
                 self.page(block);
                 bytes = rest;
                 continue;
             }
-            let (more, rest) = bytes.split_at(bytes.len().min(wanted - self.block.len()));
+            let (more, rest) = bytes.split_at(bytes.len().min(page_size - self.block.len()));
             self.block.extend_from_slice(more);
             bytes = rest;
-            if self.block.len() == wanted {
-                self.block_is_full();
+            if self.block.len() == page_size {
+                let mut block = mem::take(&mut self.block);
+                self.page(&block);
+                block.clear();
+                self.block = block;
             }
         }
     }
 
-    fn block_is_full(&mut self) {
-        if self.meta.is_none() {
-            self.meta = Some(Meta::read(&self.block));
-            // The rest of page 0 is still to come.
+    /// Begins with the pages when their size is known, or when nothing more comes.
+    fn begin(&mut self, is_end: bool) {
+        if self.block.len() < HEADER + META && !is_end {
             return;
         }
-        let block = mem::take(&mut self.block);
-        self.page(&block);
-        self.block = block;
-        self.block.clear();
+        let first = Meta::read(&self.block);
+        let found = match first {
+            Ok(first) => Ok(first.page_size),
+            Err(_) if self.block.len() < LARGEST_PROBED + HEADER + META && !is_end => return,
+            // Without the first one, the second meta page says where it is itself.
+            Err(fault) => page_sizes()
+                .take_while(|size| *size <= LARGEST_PROBED)
+                .find(|size| {
+                    let second = self.block.get(*size..).map(Meta::read);
+                    matches!(second, Some(Ok(second)) if second.page_size == *size)
+                })
+                .ok_or(fault),
+        };
+        self.page_size = Some(found);
+        let head = mem::take(&mut self.block);
+        self.update(&head);
+    }
+
+    /// The size of a page, once it is known.
+    pub(super) fn page_size(&self) -> Option<usize> {
+        self.page_size.and_then(Result::ok)
+    }
+
+    /// Whether it goes on for too long behind its pages.
+    pub(super) fn is_overlong(&self) -> bool {
+        let tail = self.count.saturating_sub(self.high_water());
+        self.count >= 2 && tail.saturating_mul(self.page_size().unwrap_or(0) as u64) > LONGEST_TAIL
+    }
+
+    fn high_water(&self) -> u64 {
+        let pages = self.metas.iter().flatten().map(|meta| meta.high_water);
+        pages.max().unwrap_or(0)
     }
 
     fn page(&mut self, block: &[u8]) {
-        let id = self.edges.len() as u64;
-        self.edges.push(Edge::default());
-        if id < 2 {
-            self.meta_page(block);
-            return;
-        }
-        // Every page may be the head of a run: what looks like the middle of one may be a page of today within
-        // what was a run yesterday.
-        if let Some(header) = PageHeader::read(block).filter(|header| header.id == id) {
-            match header.flags {
-                BRANCH_PAGE => self.branch(block, header),
-                LEAF_PAGE => self.leaf(block, header),
-                _ => {}
-            }
-        }
-        self.capture(block, id * block.len() as u64);
-    }
-
-    fn meta_page(&mut self, block: &[u8]) {
-        if let (Some(Ok(current)), Ok(other)) = (&mut self.meta, Meta::read(block))
-            && other.txid > current.txid
-            && other.page_size == current.page_size
+        let page = self.count;
+        self.count += 1;
+        if let Ok(index) = usize::try_from(page)
+            && let Some(meta) = self.metas.get_mut(index)
         {
-            *current = other;
-        }
-    }
-
-    fn branch(&mut self, block: &[u8], header: PageHeader) {
-        let children = |index| branch_element(block, index).map(|(_, child)| child);
-        if let Some(child) = header.count.checked_sub(1).and_then(children) {
-            self.set(header.id, Edge::branch(child));
-        }
-        if matches!(self.meta, Some(Ok(meta)) if meta.root.root == header.id) {
-            self.root_children = (0..header.count).filter_map(children).collect();
-        }
-    }
-
-    fn leaf(&mut self, block: &[u8], header: PageHeader) {
-        let Some(last) = header.count.checked_sub(1) else {
-            self.set(header.id, Edge::leaf(0));
-            self.compactions.insert(header.id, 0);
+            *meta = Meta::read(block);
+            self.skeleton.add_page();
             return;
-        };
-        match leaf_element(block, last) {
-            Some(element) => self.last_element(block, header, &element),
-            None => self.want(
-                header.id,
-                HEADER + ELEMENT * usize::from(last),
-                ELEMENT,
-                Wanted::LastElement,
-            ),
+        }
+        let high_water = self.high_water();
+        if page >= high_water {
+            return;
+        }
+        self.skeleton.add_page();
+        self.free_list(page, block, high_water);
+        for _ in 0..self.runs.len() {
+            let Some(run) = self.runs.pop_front() else { break };
+            self.follow(run, block);
+        }
+        let head = PageHeader::read(block).filter(|header| header.id == page);
+        let page_size = block.len();
+        if let Some(run) = head.and_then(|header| Run::new(header, page_size, high_water)) {
+            self.follow(run, block);
+            self.give_up_oldest();
         }
     }
 
-    /// Keeps what matters of a leaf page, now that its last element is known.
-    fn last_element(&mut self, block: &[u8], header: PageHeader, element: &LeafElement) {
-        if !element.is_bucket() && matches!(element.key_len, 17 | 18) {
-            match element.key_in(block) {
-                Some(key) => self.last_key(header.id, key),
-                None => self.want(header.id, element.key, element.key_len, Wanted::LastKey),
-            }
-        } else if header.overflow == 0 {
-            self.small_page(header.id, block);
-        } else if header.overflow < MAX_RUN {
-            let len = block.len() * (header.overflow as usize + 1);
-            self.want(header.id, 0, len, Wanted::Run);
-        }
-    }
-
-    fn last_key(&mut self, page: u64, key: &[u8]) {
-        if let Some(key) = RecordKey::parse(key) {
-            self.set(page, Edge::leaf(key.revision.main));
-        }
-    }
-
-    /// Keeps what matters of a leaf of the root bucket, or of the `meta` bucket.
-    fn small_page(&mut self, page: u64, bytes: &[u8]) {
-        let count = PageHeader::read(bytes).map_or(0, |header| header.count);
-        if leaf_element(bytes, 0).is_some_and(|first| first.is_bucket()) {
-            self.directories.insert(page, directory(bytes, count));
+    /// Lets a run have its next page, and keeps it or what was found in it.
+    fn follow(&mut self, mut run: Run, block: &[u8]) {
+        run.feed(block);
+        if run.is_done() {
+            let note = run.finish();
+            self.keep(run.header(), note);
         } else {
-            self.compactions.insert(page, compact_revision(bytes, count));
+            self.runs.push_back(run);
         }
     }
 
-    fn set(&mut self, page: u64, edge: Edge) {
-        if let Some(slot) = usize::try_from(page)
+    fn give_up_oldest(&mut self) {
+        let weight = |runs: &VecDeque<Run>| runs.iter().map(Run::weight).sum::<usize>();
+        while self.runs.len() > MOST_RUNS || (self.runs.len() > 1 && weight(&self.runs) > HEAVIEST_RUNS) {
+            let Some(run) = self.runs.pop_front() else { return };
+            self.keep(
+                run.header(),
+                Err("begins a run among more of them than can be followed"),
+            );
+        }
+    }
+
+    fn keep(&mut self, header: PageHeader, note: Result<Note, &'static str>) {
+        let note = note.unwrap_or_else(|fault| Note::Fault(self.skeleton.number_of(fault)));
+        let mut bytes = mem::take(&mut self.note);
+        bytes.clear();
+        note.write(header.overflow, &mut bytes);
+        if !self.skeleton.note(header.id, &bytes) {
+            let fault = self.skeleton.number_of("holds more than can be followed");
+            bytes.clear();
+            Note::Fault(fault).write(header.overflow, &mut bytes);
+            self.skeleton.note(header.id, &bytes);
+        }
+        self.note = bytes;
+    }
+
+    fn free_list(&mut self, page: u64, block: &[u8], high_water: u64) {
+        let is_list = self.metas.iter().flatten().any(|meta| meta.freelist == page);
+        if is_list {
+            self.lists.push(FreeList::new(page, block, high_water));
+        }
+        for list in self.lists.iter_mut().filter(|list| list.has(page)) {
+            list.feed(block);
+        }
+    }
+
+    pub(super) fn finish(mut self, use_previous: bool) -> Result<Contents, Error> {
+        if self.page_size.is_none() {
+            self.begin(true);
+        }
+        let page_size = self.page_size.unwrap_or(Err(MetaFault::Short))?;
+        let len = self.count * page_size as u64 + self.block.len() as u64;
+        if self.is_overlong() {
+            return Err(Error::Overlong {
+                len,
+                pages: self.high_water(),
+                page_size,
+            });
+        }
+        if !self.block.is_empty() || self.count < 2 {
+            return Err(Error::Cut { len, page_size });
+        }
+        for run in mem::take(&mut self.runs) {
+            self.keep(run.header(), Err(super::run::REACHES_OVER));
+        }
+        let (newest, older) = self.in_order(page_size);
+        let found = match newest.1 {
+            Ok(meta) => self.tree(meta, page_size),
+            Err(_) if older.1.is_ok() => Err(Error::Structure {
+                page: newest.0,
+                what: "is no valid meta page",
+            }),
+            Err(fault) => Err(fault.into()),
+        };
+        let error = match found {
+            Ok(tree) => return Ok(self.contents(page_size, tree, newest.1.ok(), None)),
+            Err(error @ (Error::Scratch(_) | Error::NoBucket { .. })) => return Err(error),
+            Err(error) => error,
+        };
+        // What the newest meta page leads to is lost; the one before may lead to a whole tree.
+        let is_other = |meta: &Meta| newest.1.ok().is_none_or(|newest| newest.root != meta.root);
+        let Some((meta, tree)) = older
+            .1
             .ok()
-            .and_then(|page| self.edges.get_mut(page))
-        {
-            *slot = edge;
-        }
-    }
-
-    fn want(&mut self, page: u64, offset: usize, len: usize, what: Wanted) {
-        let Some(Ok(meta)) = self.meta else { return };
-        let start = page * meta.page_size as u64 + offset as u64;
-        self.captures.push(Reverse(Capture {
-            next: start,
-            start,
-            len,
-            page,
-            what,
-            bytes: Vec::new(),
-        }));
-    }
-
-    /// Picks up what is wanted of the block, which begins at `start`.
-    fn capture(&mut self, block: &[u8], start: u64) {
-        let end = start + block.len() as u64;
-        while self
-            .captures
-            .peek()
-            .is_some_and(|Reverse(capture)| capture.next < end)
-        {
-            let Some(Reverse(mut capture)) = self.captures.pop() else {
-                return;
-            };
-            let Some(from) = capture.next.checked_sub(start) else {
-                continue;
-            };
-            #[expect(clippy::cast_possible_truncation, reason = "it is within the block")]
-            let from = from as usize;
-            let rest = &block[from..];
-            capture
-                .bytes
-                .extend_from_slice(&rest[..rest.len().min(capture.len - capture.bytes.len())]);
-            if capture.bytes.len() == capture.len {
-                self.captured(block.len(), &capture);
-            } else {
-                capture.next = end;
-                self.captures.push(Reverse(capture));
-            }
-        }
-    }
-
-    fn captured(&mut self, page_size: usize, capture: &Capture) {
-        match capture.what {
-            Wanted::LastKey => self.last_key(capture.page, &capture.bytes),
-            Wanted::Run => self.small_page(capture.page, &capture.bytes),
-            Wanted::LastElement => {
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    reason = "the elements of a page fit into 1 MiB"
-                )]
-                let offset = (capture.start - capture.page * page_size as u64) as usize;
-                let element = LeafElement::read(&capture.bytes, offset);
-                if let Some(element) = element.filter(|one| matches!(one.key_len, 17 | 18)) {
-                    self.want(capture.page, element.key, element.key_len, Wanted::LastKey);
-                }
-            }
-        }
-    }
-
-    pub(super) fn finish(self) -> Result<Contents, Error> {
-        let meta = self.meta.unwrap_or(Err(MetaFault::Short))?;
-        if !self.block.is_empty() {
-            let len = (self.edges.len() * meta.page_size + self.block.len()) as u64;
-            return Err(Error::Cut {
-                len,
-                page_size: meta.page_size,
-            });
-        }
-        if self.edges.len() < 2 || (self.edges.len() as u64) < meta.high_water {
-            let len = (self.edges.len() * meta.page_size) as u64;
-            return Err(Error::Cut {
-                len,
-                page_size: meta.page_size,
-            });
-        }
-        let directory = self.root_directory(meta.root.root)?;
-        let last_revision = match directory.key {
-            None => 0,
-            Some(Bucket::Inline(revision)) => revision,
-            Some(Bucket::Tree(root)) => self.last_revision(root)?,
+            .filter(is_other)
+            .and_then(|meta| Some((meta, self.tree(meta, page_size).ok()?)))
+        else {
+            return Err(error);
         };
-        let compact_revision = match directory.meta {
-            None => 0,
-            Some(Bucket::Inline(revision)) => revision,
-            Some(Bucket::Tree(page)) => match self.compactions.get(&page) {
-                Some(revision) => *revision,
-                None => {
-                    return Err(Error::Structure {
-                        page,
-                        expected: "the leaf of bucket meta",
-                    });
-                }
-            },
+        let previous = Previous {
+            lost_meta: newest.0,
+            txid: meta.txid,
+            revision: tree.last_revision.max(tree.compact_revision).max(1),
         };
-        Ok(Contents {
-            page_size: meta.page_size,
-            last_revision,
-            compact_revision,
+        if use_previous {
+            return Ok(self.contents(page_size, tree, Some(meta), Some(previous)));
+        }
+        Err(Error::Previous {
+            source: Box::new(error),
+            previous,
         })
     }
 
-    fn root_directory(&self, root: u64) -> Result<Directory, Error> {
-        let leaves = if self.root_children.is_empty() {
-            &[root][..]
-        } else {
-            &self.root_children
-        };
-        let mut all = Directory::default();
-        for page in leaves {
-            let Some(one) = self.directories.get(page) else {
-                return Err(Error::Structure {
-                    page: *page,
-                    expected: "a leaf of the root bucket",
-                });
-            };
-            all = Directory {
-                key: all.key.or(one.key),
-                meta: all.meta.or(one.meta),
-            };
-        }
-        Ok(all)
-    }
-
-    fn last_revision(&self, root: u64) -> Result<i64, Error> {
-        let mut page = root;
-        for _ in 0..MAX_DEPTH {
-            let edge = usize::try_from(page)
-                .ok()
-                .and_then(|page| self.edges.get(page))
-                .copied();
-            let edge = edge.unwrap_or_default();
-            match (edge.last_child(), edge.last_revision()) {
-                (Some(child), _) => page = child,
-                (_, Some(revision)) => return Ok(revision),
-                _ => break,
-            }
-        }
-        Err(Error::Structure {
-            page,
-            expected: "part of bucket key",
-        })
-    }
-}
-
-fn directory(page: &[u8], count: u16) -> Directory {
-    let mut found = Directory::default();
-    for element in (0..count).filter_map(|index| leaf_element(page, index)) {
-        let (Some(name), Some(value)) = (element.key_in(page), element.value_in(page)) else {
-            continue;
-        };
-        let Some(header) = BucketHeader::read(value) else {
-            continue;
-        };
-        let bucket = |inline: fn(&[u8], u16) -> i64| {
-            let page = &value[BUCKET..];
-            match PageHeader::read(page) {
-                Some(inlined) if header.root == 0 => Bucket::Inline(inline(page, inlined.count)),
-                _ => Bucket::Tree(header.root),
-            }
-        };
-        match name {
-            b"key" => found.key = Some(bucket(last_inline_revision)),
-            b"meta" => found.meta = Some(bucket(compact_revision)),
-            _ => {}
+    /// The meta page that counts, by number, and the other one. One that can't be read may be the newest.
+    fn in_order(&self, page_size: usize) -> (NumberedMeta, NumberedMeta) {
+        let metas = self.metas.map(|meta| {
+            meta.and_then(|meta| {
+                if meta.page_size == page_size {
+                    Ok(meta)
+                } else {
+                    Err(MetaFault::PageSize)
+                }
+            })
+        });
+        let [first, second] = [(0, metas[0]), (1, metas[1])];
+        match metas {
+            [Ok(one), Ok(other)] if other.txid > one.txid => (second, first),
+            [Ok(_), Err(_)] => (second, first),
+            _ => (first, second),
         }
     }
-    found
-}
 
-fn last_inline_revision(page: &[u8], count: u16) -> i64 {
-    let last = count.checked_sub(1).and_then(|last| leaf_element(page, last));
-    last.and_then(|last| RecordKey::parse(last.key_in(page)?))
-        .map_or(0, |key| key.revision.main)
-}
-
-/// The higher of the two revisions at which a compaction was begun or ended; etcd starts with no lower one.
-fn compact_revision(page: &[u8], count: u16) -> i64 {
-    let revision = |element: LeafElement| match element.key_in(page)? {
-        b"finishedCompactRev" | b"scheduledCompactRev" => {
-            Some(RecordKey::parse(element.value_in(page)?)?.revision.main)
+    fn tree(&self, meta: Meta, page_size: usize) -> Result<Tree, Error> {
+        if self.count < meta.high_water {
+            return Err(Error::Cut {
+                len: self.count * page_size as u64,
+                page_size,
+            });
         }
-        _ => None,
-    };
-    (0..count)
-        .filter_map(|index| revision(leaf_element(page, index)?))
-        .max()
-        .unwrap_or(0)
+        walk(&self.skeleton, meta.root.root, meta.high_water)
+    }
+
+    fn contents(
+        &self,
+        page_size: usize,
+        tree: Tree,
+        meta: Option<Meta>,
+        previous: Option<Previous>,
+    ) -> Contents {
+        let stored = meta.map(|meta| meta.freelist).filter(|page| *page != NO_FREELIST);
+        let freelist = stored.and_then(|page| match self.lists.iter().find(|list| list.page() == page) {
+            Some(list) => list.fault(&tree.used),
+            None => Some("is the list of free pages, but outside of the file"),
+        });
+        Contents {
+            page_size,
+            last_revision: tree.last_revision,
+            compact_revision: tree.compact_revision,
+            freelist,
+            previous,
+        }
+    }
 }
+
+/// A meta page and its number.
+type NumberedMeta = (u64, Result<Meta, MetaFault>);

@@ -1,8 +1,13 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use super::{Error, FullSummary, Scanner};
+use sha2::{Digest, Sha256};
+
+use super::{Consent, Error, FullSummary, HashFault, Previous, Scanner};
+use crate::bolt::format::{FREELIST_PAGE, HEADER, META, Meta, PageHeader, u64_at};
+use crate::bolt::{self, BulkWriter, Db};
 use crate::compression::{Compression, Decoder};
+use crate::mvcc::{KeyValue, RecordKey, Revision};
 use crate::trailer;
 
 fn fixture(path: &str) -> PathBuf {
@@ -64,7 +69,8 @@ fn the_last_revision_is_found() {
 #[test]
 fn damage_is_refused() {
     let bytes = unpacked(&fixture("none/store/v2/Full-00000000-00000030-1796004708"));
-    for keep in [0, 31, 32, 33, 4096, bytes.len() - 4096, bytes.len() - 1] {
+    assert!(matches!(scan(&bytes[..4096], 1000), Err(Error::Cut { .. })));
+    for keep in [0, 31, 32, 33, 4095, bytes.len() - 4096, bytes.len() - 1] {
         assert!(
             matches!(scan(&bytes[..keep], 1000), Err(Error::Damaged(_))),
             "{keep}"
@@ -75,5 +81,211 @@ fn damage_is_refused() {
     assert!(matches!(
         scan(&altered, 1000),
         Err(Error::Damaged(trailer::Error::Mismatch { .. }))
+    ));
+}
+
+/// A made database: its records' values have these lengths.
+fn database(page_size: usize, buckets: &[&str], values: &[usize]) -> Vec<u8> {
+    let mut writer = BulkWriter::new(Vec::new(), page_size);
+    for name in buckets {
+        writer.bucket(name.as_bytes(), 0, 100).unwrap();
+        if *name != "key" {
+            writer.put(b"consistent_index", &[&[0; 8]]).unwrap();
+            continue;
+        }
+        for (main, len) in (2..).zip(values) {
+            let value = vec![7; *len];
+            let record = KeyValue {
+                key: b"/a/key",
+                create_revision: 2,
+                mod_revision: main,
+                version: main - 1,
+                value: &value,
+                lease: 0,
+            };
+            let (mut before, mut after) = (Vec::new(), Vec::new());
+            record.encode_around_value(&mut before, &mut after);
+            let key = RecordKey {
+                revision: Revision { main, sub: 0 },
+                tombstone: false,
+            };
+            writer
+                .put(key.bytes().as_ref(), &[&before, &value, &after])
+                .unwrap();
+        }
+    }
+    let (pages, layout) = writer.finish().unwrap();
+    [layout.head(), pages].concat()
+}
+
+fn sealed(database: &[u8]) -> Vec<u8> {
+    [database, &Sha256::digest(database)[..]].concat()
+}
+
+fn scan_with(bytes: &[u8], consent: Consent) -> Result<FullSummary, Error> {
+    let mut scanner = Scanner::with(None, consent);
+    bytes.chunks(5000).for_each(|chunk| scanner.update(chunk));
+    scanner.finish()
+}
+
+/// Every page of a database is zeroed in turn, and its hash put right again: the answer is that of a walk over the file.
+#[test]
+fn a_zeroed_page_is_found_wherever_it_is() {
+    let values: Vec<usize> = (0..3000)
+        .map(|n| if n % 500 == 0 { 20_000 } else { 40 })
+        .collect();
+    let whole = database(1024, &["key", "meta"], &values);
+    assert_eq!(scan(&sealed(&whole), 1024).unwrap().revision, 3001);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    let mut refused = 0;
+    for page in 2..whole.len() / 1024 {
+        let mut damaged = whole.clone();
+        damaged[page * 1024..(page + 1) * 1024].fill(0);
+        std::fs::write(&path, &damaged).unwrap();
+        let walked = bolt::check(&Db::open(&path).unwrap());
+        let judged = scan(&sealed(&damaged), 997);
+        // The list of free pages isn't data, and what is in a value is its owner's business.
+        let is_whole = walked.is_ok() || page == 2;
+        assert_eq!(judged.is_ok(), is_whole, "page {page}: {judged:?}, {walked:?}");
+        refused += u32::from(judged.is_err());
+    }
+    assert!(refused > 200, "{refused}");
+}
+
+#[test]
+fn a_database_of_something_else_is_refused() {
+    for buckets in [
+        &["other"][..],
+        &[],
+        &["key"],
+        &["meta"],
+        &["key", "other"],
+        &["meta", "other"],
+    ] {
+        let found = scan(&sealed(&database(4096, buckets, &[5, 5])), 4096);
+        assert!(
+            matches!(found, Err(Error::NoBucket { .. })),
+            "{buckets:?}: {found:?}"
+        );
+    }
+    // Of the right names, but with other things in it.
+    let mut writer = BulkWriter::new(Vec::new(), 4096);
+    for name in ["key", "meta"] {
+        writer.bucket(name.as_bytes(), 0, 100).unwrap();
+        writer.put(b"some", &[b"thing"]).unwrap();
+    }
+    let (pages, layout) = writer.finish().unwrap();
+    let found = scan(&sealed(&[layout.head(), pages].concat()), 4096);
+    assert!(matches!(found, Err(Error::Structure { .. })), "{found:?}");
+}
+
+/// Pages that are listed as free though they are in use, are left out, or are listed twice.
+#[test]
+fn a_bad_list_of_free_pages_is_a_warning() {
+    let whole = database(1024, &["key", "meta"], &[100; 50]);
+    assert_eq!(scan(&sealed(&whole), 512).unwrap().warnings.text(), None);
+    let list = |free: &[u64], flags: u16| {
+        let mut damaged = whole.clone();
+        let count = u16::try_from(free.len()).unwrap();
+        PageHeader {
+            id: 2,
+            flags,
+            count,
+            overflow: 0,
+        }
+        .write(&mut damaged[2048..]);
+        for (number, page) in free.iter().enumerate() {
+            let at = 2048 + HEADER + 8 * number;
+            damaged[at..at + 8].copy_from_slice(&page.to_le_bytes());
+        }
+        scan(&sealed(&damaged), 1000).unwrap().warnings.freelist
+    };
+    assert_eq!(list(&[], FREELIST_PAGE), None);
+    assert_eq!(list(&[3], FREELIST_PAGE), Some("lists pages that are in use"));
+    assert_eq!(list(&[3, 3], FREELIST_PAGE), Some("is used twice"));
+    assert_eq!(list(&[u64::MAX], FREELIST_PAGE), Some("is outside of the file"));
+    assert_eq!(list(&[], 0), Some("is no list of free pages"));
+}
+
+/// The newest state is lost; the one before is there, and is taken when somebody says so.
+#[test]
+fn the_previous_state_is_offered_and_taken_with_consent() {
+    let old = database(1024, &["key", "meta"], &[100; 50]);
+    let consent = Consent {
+        use_previous_meta: true,
+        ..Consent::default()
+    };
+    // A newer meta page whose root is somewhere in the middle of a tree, or that is none.
+    let newest = Meta::read(&old).unwrap();
+    for root in [Some(5), None] {
+        let mut damaged = old.clone();
+        match root {
+            Some(root) => {
+                let mut meta = newest;
+                (meta.root.root, meta.txid) = (root, 8);
+                meta.write(&mut damaged[..HEADER + META]);
+            }
+            None => damaged[30] ^= 1,
+        }
+        let damaged = sealed(&damaged);
+        let refused = scan(&damaged, 3000).unwrap_err();
+        let Error::Previous { previous, .. } = &refused else {
+            panic!("{refused}")
+        };
+        let expected = Previous {
+            lost_meta: 0,
+            txid: 1,
+            revision: 51,
+        };
+        assert_eq!(*previous, expected);
+        assert!(refused.to_string().contains("--use-previous-meta"), "{refused}");
+        let taken = scan_with(&damaged, consent).unwrap();
+        assert_eq!((taken.revision, taken.warnings.previous), (51, Some(expected)));
+    }
+    // Where both lead to the same there is nothing to fall back to.
+    let mut damaged = old;
+    damaged[1024 * 6..1024 * 7].fill(0);
+    assert!(matches!(
+        scan_with(&sealed(&damaged), consent),
+        Err(Error::Structure { .. })
+    ));
+}
+
+#[test]
+fn a_database_without_its_hash_is_taken_with_consent_after_a_full_check() {
+    let whole = database(4096, &["key", "meta"], &[100; 300]);
+    assert!(matches!(scan(&whole, 4096), Err(Error::NoHash)));
+    let consent = Consent {
+        skip_hash_check: true,
+        ..Consent::default()
+    };
+    let taken = scan_with(&whole, consent).unwrap();
+    assert_eq!(
+        (taken.revision, taken.warnings.hash),
+        (301, Some(HashFault::Absent))
+    );
+    assert_eq!(taken.db_size, whole.len() as u64);
+    assert_eq!(taken.sha256.0[..], Sha256::digest(&whole)[..]);
+    // As it lies in a data directory: grown ahead.
+    let grown = [&whole[..], &[0; 4096 * 9]].concat();
+    assert_eq!(scan_with(&grown, consent).unwrap().revision, 301);
+    let mut altered = sealed(&whole);
+    altered[9000] ^= 1;
+    assert!(matches!(
+        scan(&altered, 4096),
+        Err(Error::Damaged(trailer::Error::Mismatch { .. }))
+    ));
+    assert_eq!(
+        scan_with(&altered, consent).unwrap().warnings.hash,
+        Some(HashFault::Mismatch)
+    );
+    let mut damaged = whole;
+    let root = u64_at(&damaged, HEADER + 16).unwrap();
+    let at = usize::try_from(root).unwrap() * 4096;
+    damaged[at..at + 16].fill(0);
+    assert!(matches!(
+        scan_with(&damaged, consent),
+        Err(Error::Structure { .. })
     ));
 }

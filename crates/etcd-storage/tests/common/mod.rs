@@ -20,7 +20,7 @@ use etcd_storage::chain::{self, Kind, Link};
 use etcd_storage::cluster::NewCluster;
 use etcd_storage::compression::Compression;
 use etcd_storage::object::{Chain, Object, Target};
-use etcd_storage::restore::{Options, Restored, restore};
+use etcd_storage::restore::{Consent, Options, Restored, restore};
 
 pub(crate) fn cases() -> Vec<Case> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
@@ -179,6 +179,7 @@ pub(crate) fn options(data_dir: &Path) -> Options {
         minor: None,
         bump_revision: None,
         unknown_lease_ttl: None,
+        consent: Consent::default(),
     }
 }
 

@@ -2,14 +2,20 @@
 //! deltas in order, so that whatever has arrived can be restored. Every snapshot is checked on its way. What the target
 //! has already is left alone, so that a copy that broke off goes on where it was.
 
+mod compare;
 mod verify;
 mod wait;
 
-use std::{cmp::Reverse, collections::HashMap, io, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, HashSet},
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
 use bytes::Bytes;
 use futures::{
-    FutureExt as _, StreamExt as _, TryStreamExt as _,
+    FutureExt as _, StreamExt as _, TryFutureExt as _, TryStreamExt as _,
     future::BoxFuture,
     stream::{self, BoxStream},
 };
@@ -45,6 +51,10 @@ pub struct CopyOptions {
     pub max_age: Option<SignedDuration>,
     /// Copy only when the source's cluster has made its last snapshot.
     pub wait_for_final: Option<WaitForFinal>,
+    /// Take snapshots of one name and size for the same where no manifest tells their hashes. By default they are read.
+    pub sizes_suffice: bool,
+    /// What was compared before, and isn't again.
+    pub compared: Compared,
     /// Keep `.final` in names. By default it is dropped, as etcd-backup-restore does: for the cluster at the target
     /// the snapshot isn't the last one.
     pub keep_final: bool,
@@ -76,6 +86,8 @@ pub struct Copied {
     pub bytes: u64,
     /// Were at the target before.
     pub present: usize,
+    /// Are too short to be snapshots, so that nothing is to be copied of them.
+    pub unusable: Vec<SnapshotName>,
     /// Couldn't be copied. The snapshots after such a one in its chain weren't tried.
     pub failed: Vec<(SnapshotName, Error)>,
 }
@@ -96,6 +108,8 @@ pub async fn copy(
         retention::leave_kept(&mut listing, policy, Timestamp::now());
     }
     let chains = select(&listing, options, Timestamp::now());
+    let unusable = listing.snapshots.iter().filter(|s| !s.excluded && !s.is_usable());
+    let unusable = unusable.map(|stored| stored.name.clone()).collect();
     let present = Present::of(&target.list().await?);
     let mut transfer = Transfer {
         source,
@@ -103,7 +117,10 @@ pub async fn copy(
         options,
         observer,
         present,
-        copied: Copied::default(),
+        copied: Copied {
+            unusable,
+            ..Copied::default()
+        },
     };
     transfer.announce(&chains);
     for chain in &chains {
@@ -122,56 +139,43 @@ fn select<'a>(listing: &'a Listing, options: &CopyOptions, now: Timestamp) -> Ve
             .is_none_or(|age| now.duration_since(created) <= age)
     };
     chains.retain(|chain| created(chain).is_some_and(is_young));
-    // Names have whole seconds.
+    // By what is in it: clocks go wrong, and names have whole seconds only.
     let rank = |chain: &Chain<'_>| {
         chain
             .base
-            .map(|base| (base.name.created_on, base.name.last_revision))
+            .map(|base| (base.name.last_revision, base.name.created_on))
     };
     chains.sort_by_key(|chain| Reverse(rank(chain)));
     chains.truncate(options.max_backups.unwrap_or(usize::MAX));
     chains
 }
 
-/// What the target has: names without `.final`, sizes, and whether there are manifests.
-struct Present(HashMap<SnapshotName, (u64, bool)>);
+/// What the target has, by names without `.final`.
+struct Present(HashMap<SnapshotName, StoredSnapshot>);
 
 impl Present {
     fn of(listing: &Listing) -> Self {
-        let sizes = listing.snapshots.iter().map(|s| {
-            (
-                s.name.clone().with_final(false),
-                (s.object.size, s.manifest.is_some()),
-            )
-        });
-        Self(sizes.collect())
+        let stored = listing.snapshots.iter();
+        Self(
+            stored
+                .map(|stored| (stored.name.clone().with_final(false), stored.clone()))
+                .collect(),
+        )
     }
 
-    /// Whether the target has `snapshot`. Fails if what it has under that name is another one.
-    fn has(&self, snapshot: &StoredSnapshot) -> Result<bool> {
-        match self.0.get(&snapshot.name.clone().with_final(false)) {
-            None => Ok(false),
-            Some((size, _)) if *size == snapshot.object.size => Ok(true),
-            Some((size, _)) => {
-                let detail = format!(
-                    "the target has {size} bytes under this name, the source {}",
-                    snapshot.object.size
-                );
-                Err(Error::new(
-                    Class::AlreadyExists,
-                    format!("copy {}", snapshot.name),
-                    detail,
-                ))
-            }
-        }
+    /// What the target has under the name of `snapshot`.
+    fn get(&self, snapshot: &StoredSnapshot) -> Option<&StoredSnapshot> {
+        self.0.get(&snapshot.name.clone().with_final(false))
     }
 }
 
-impl Present {
-    /// Whether the target has `snapshot` without the manifest that the source has: what copied it ended in between.
-    fn lacks_manifest(&self, snapshot: &StoredSnapshot) -> bool {
-        let known = self.0.get(&snapshot.name.clone().with_final(false));
-        snapshot.manifest.is_some() && matches!(known, Some((_, false)))
+/// Snapshots that were found to be the same in both stores. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Compared(Arc<Mutex<HashSet<SnapshotName>>>);
+
+impl Compared {
+    fn lock(&self) -> MutexGuard<'_, HashSet<SnapshotName>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -203,7 +207,7 @@ impl Transfer<'_> {
         let missing: Vec<_> = chains
             .iter()
             .flat_map(Chain::parts)
-            .filter(|part| part.is_usable() && !self.present.has(part).unwrap_or(false))
+            .filter(|part| part.is_usable() && self.present.get(part).is_none())
             .collect();
         let bytes = missing.iter().map(|part| part.object.size).sum();
         (self.observer)(CopyEvent::Planned {
@@ -216,15 +220,16 @@ impl Transfer<'_> {
     async fn chain(&mut self, chain: &Chain<'_>) -> Result<()> {
         let mut missing = Vec::new();
         for part in chain.parts().filter(|part| part.is_usable()) {
-            match self.present.has(part) {
-                Ok(true) => {
-                    if let Err(error) = self.complete(part).await {
+            match self.present.get(part) {
+                Some(there) => {
+                    let same = compare::same(self.source, part, self.target, there, self.options);
+                    let complete = async { self.complete(part, there).await };
+                    if let Err(error) = same.and_then(|()| complete).await {
                         return self.fail(part, error);
                     }
                     self.copied.present += 1;
                 }
-                Ok(false) => missing.push(part),
-                Err(error) => return self.fail(part, error),
+                None => missing.push(part),
             }
         }
         let source = self.source;
@@ -252,8 +257,9 @@ impl Transfer<'_> {
     }
 
     /// Gives a snapshot that is there its manifest, if only that is missing.
-    async fn complete(&self, part: &StoredSnapshot) -> Result<()> {
-        if !self.present.lacks_manifest(part) {
+    async fn complete(&self, part: &StoredSnapshot, there: &StoredSnapshot) -> Result<()> {
+        // What copied it ended in between.
+        if part.manifest.is_none() || there.manifest.is_some() {
             return Ok(());
         }
         let envelope = self.source.envelope(part).await?;
@@ -350,7 +356,7 @@ async fn checked(
         Some(manifest) => Digest::check(stream, manifest),
         None => stream,
     };
-    Ok(verify::verified(stream, part.name.compression).boxed())
+    Ok(verify::verified(stream, &part.name).boxed())
 }
 
 /// An upload that failed for its content's sake is the source's fault.

@@ -1,18 +1,18 @@
-//! Checks a snapshot while it passes: decompresses it and compares the SHA-256 that ends it. The stream ends cleanly
-//! only after that, so that an upload fed by it can't be completed with a damaged snapshot.
+//! Checks a snapshot while it passes, as it is checked wherever it is used. The stream ends cleanly only after that, so that
+//! an upload fed by it can't be completed with a damaged snapshot.
 
 use std::io::{self, Read};
 
 use bytes::{Buf as _, Bytes};
-use etcd_storage::{
-    compression::{Compression, Decoder},
-    trailer::LEN,
-};
+use etcd_storage::{compression::Decoder, full::Scanner, verify};
 use futures::{Stream, StreamExt as _, TryStreamExt as _, stream};
-use sha2::{Digest as _, Sha256};
 use tokio::{sync::mpsc, task::JoinHandle};
+use tracing::warn;
 
-use crate::body::ByteStream;
+use crate::{
+    body::ByteStream,
+    name::{Kind, SnapshotName},
+};
 
 /// Pieces on their way to the check.
 const PIECES: usize = 4;
@@ -20,11 +20,11 @@ const PIECES: usize = 4;
 /// The bytes of `stream`, and an error in place of the end if they aren't a whole snapshot.
 pub(super) fn verified(
     stream: ByteStream,
-    compression: Compression,
+    name: &SnapshotName,
 ) -> impl Stream<Item = io::Result<Bytes>> + Send + 'static {
     let state = (
         stream.map_err(io::Error::from).boxed(),
-        Some(Check::start(compression)),
+        Some(Check::start(name.clone())),
     );
     stream::try_unfold(state, |(mut stream, check)| async move {
         let Some(mut check) = check else { return Ok(None) };
@@ -47,13 +47,13 @@ struct Check {
 }
 
 impl Check {
-    fn start(compression: Compression) -> Self {
+    fn start(name: SnapshotName) -> Self {
         let (pieces, receiver) = mpsc::channel(PIECES);
         let source = Pieces {
             receiver,
             current: Bytes::new(),
         };
-        let verdict = tokio::task::spawn_blocking(move || check_hash(Decoder::new(compression, source)?));
+        let verdict = tokio::task::spawn_blocking(move || check(&name, source));
         Self { pieces, verdict }
     }
 
@@ -88,34 +88,24 @@ impl Read for Pieces {
     }
 }
 
-/// Reads to the end; the last 32 bytes must be the SHA-256 of all before them.
-fn check_hash(mut source: impl Read) -> io::Result<()> {
-    let mut buffer = vec![0; 256 * 1024];
-    // Bytes at the front of the buffer that may be the hash.
-    let mut held = 0;
-    let (mut hasher, mut is_empty) = (Sha256::new(), true);
-    loop {
-        let read = match source.read(&mut buffer[held..]) {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            read => read?,
-        };
-        if read == 0 {
-            break;
-        }
-        let end = held + read;
-        let sure = end.saturating_sub(LEN);
-        hasher.update(&buffer[..sure]);
-        is_empty &= sure == 0;
-        buffer.copy_within(sure..end, 0);
-        held = end - sure;
-    }
-    if is_empty || held < LEN {
-        return Err(invalid("too short to hold anything and its SHA-256"));
-    }
-    if hasher.finalize()[..] != buffer[..LEN] {
-        return Err(invalid("the SHA-256 at its end doesn't match"));
-    }
-    Ok(())
+/// Reads to the end, and says whether it is a whole snapshot of this name.
+fn check(name: &SnapshotName, source: impl Read + Send) -> io::Result<()> {
+    let source = Decoder::new(name.compression, source)?;
+    let checked = match name.kind {
+        Kind::Full => verify::full(source, Scanner::new(), name.last_revision).map(|found| {
+            if let Some(warning) = found.warnings.text() {
+                warn!(%name, warning, "copies it all the same");
+            }
+        }),
+        Kind::Delta => verify::delta(source, name.start_revision, name.last_revision).map(drop),
+    };
+    checked.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, in_words(&error)))
+}
+
+/// An error and its causes.
+fn in_words(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn invalid(what: &str) -> io::Error {
@@ -124,17 +114,30 @@ fn invalid(what: &str) -> io::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write as _;
-
-    use etcd_storage::compression::Encoder;
+    use etcd_storage::{
+        compression::{Compression, Encoder},
+        delta::{self, Event},
+    };
+    use jiff::Timestamp;
 
     use super::*;
 
+    fn name(compression: Compression) -> SnapshotName {
+        SnapshotName::delta(7, 7, Timestamp::UNIX_EPOCH, compression)
+    }
+
+    /// A delta of one event.
     fn snapshot(data: &[u8], compression: Compression) -> Vec<u8> {
-        let mut encoder = Encoder::new(compression, Vec::new(), 1).unwrap();
-        encoder.write_all(data).unwrap();
-        encoder.write_all(&Sha256::digest(data)).unwrap();
-        encoder.finish().unwrap()
+        let mut encoder = delta::Encoder::new(Encoder::new(compression, Vec::new(), 1).unwrap());
+        let (key, value) = (b"key".to_vec(), data.to_vec());
+        let event = Event {
+            key,
+            value,
+            mod_revision: 7,
+            ..Event::default()
+        };
+        encoder.push(&event).unwrap();
+        encoder.finish().unwrap().0.finish().unwrap()
     }
 
     fn inflate(bytes: &[u8], compression: Compression) -> Vec<u8> {
@@ -151,7 +154,7 @@ mod tests {
             .chunks(piece)
             .map(|piece| Ok(Bytes::copy_from_slice(piece)))
             .collect();
-        let pieces: Vec<Bytes> = verified(stream::iter(pieces).boxed(), compression)
+        let pieces: Vec<Bytes> = verified(stream::iter(pieces).boxed(), &name(compression))
             .try_collect()
             .await?;
         Ok(pieces.concat())
@@ -175,7 +178,7 @@ mod tests {
     #[tokio::test]
     async fn damaged_snapshots_do_not_end() {
         for compression in Compression::ALL {
-            let whole = snapshot(&b"some events of a cluster".repeat(9), compression);
+            let whole = snapshot(b"some of it", compression);
             for at in 0..whole.len() {
                 let mut flipped = whole.clone();
                 flipped[at] ^= 4;
@@ -201,11 +204,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hash_alone_is_no_snapshot() {
-        assert!(
-            check(&snapshot(b"", Compression::None), 64, Compression::None)
-                .await
-                .is_err()
-        );
+    async fn what_is_named_otherwise_does_not_end() {
+        let whole = snapshot(b"data", Compression::None);
+        let at = Timestamp::UNIX_EPOCH;
+        for name in [
+            SnapshotName::delta(7, 8, at, Compression::None),
+            SnapshotName::delta(6, 7, at, Compression::None),
+            SnapshotName::full(7, at, Compression::None),
+        ] {
+            let stream = stream::iter([Ok(Bytes::from(whole.clone()))]).boxed();
+            let passed: io::Result<Vec<Bytes>> = verified(stream, &name).try_collect().await;
+            assert!(passed.is_err(), "{name}");
+        }
+        let alone = stream::iter([Ok(Bytes::from_static(&[0xe3; 32]))]).boxed();
+        let passed: io::Result<Vec<Bytes>> = verified(alone, &name(Compression::None)).try_collect().await;
+        assert!(passed.is_err());
     }
 }

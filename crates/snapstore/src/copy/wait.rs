@@ -94,6 +94,6 @@ fn has_final(listing: &Listing) -> bool {
         .iter()
         .filter(|s| s.name.kind == Kind::Full && s.is_usable())
         .collect();
-    fulls.sort_by_key(|full| Reverse(full.name.created_on));
+    fulls.sort_by_key(|full| Reverse(&full.name));
     fulls.iter().take(NEWEST_FULLS).any(|full| full.name.is_final)
 }

@@ -7,6 +7,10 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use etcd_storage::{
+    bolt::BulkWriter,
+    mvcc::{KeyValue, RecordKey, Revision},
+};
 use futures::TryStreamExt as _;
 use jiff::Timestamp;
 use tempfile::TempDir;
@@ -62,10 +66,25 @@ fn store(container: &Path, keys: Option<&Path>) -> Arc<dyn SnapStore> {
         .unwrap()
 }
 
-/// A snapshot of so much text, as a store has it.
+/// A full snapshot at revision 9 with so much text in it, as a store has it.
 fn snapshot(text: &str) -> Vec<u8> {
-    let hash = Sha256::digest(text.as_bytes());
-    [text.as_bytes(), &hash].concat()
+    let mut writer = BulkWriter::new(Vec::new(), 4096);
+    let revision = Revision { main: 9, sub: 0 };
+    let tombstone = false;
+    let record = KeyValue {
+        key: text.as_bytes(),
+        ..KeyValue::default()
+    };
+    let (mut bytes, mut after) = (Vec::new(), Vec::new());
+    record.encode_around_value(&mut bytes, &mut after);
+    writer.bucket(b"key", 0, 100).unwrap();
+    let key = RecordKey { revision, tombstone };
+    writer.put(key.bytes().as_ref(), &[&bytes]).unwrap();
+    writer.bucket(b"meta", 0, 100).unwrap();
+    let (pages, layout) = writer.finish().unwrap();
+    let database = [layout.head(), pages].concat();
+    let hash = Sha256::digest(&database);
+    [&database[..], &hash].concat()
 }
 
 fn facts() -> Facts {
@@ -208,7 +227,8 @@ async fn a_manifest_stays_with_its_snapshot() {
     let Attestation::Signed(manifest) = store_here.attest(&stored[0]).await.unwrap() else {
         panic!("not signed");
     };
-    assert_eq!((manifest.size, manifest.facts), (36, facts()));
+    let size = snapshot("data").len() as u64;
+    assert_eq!((manifest.size, manifest.facts), (size, facts()));
 
     // The one who copies has no keys; whoever restores the copy does.
     let store_there = store(there.path(), None);

@@ -111,7 +111,7 @@ impl Settings {
     fn check(&self) -> Result<()> {
         match self.endpoint.as_deref().map(|e| e.split_once("://")) {
             Some(Some(("http", _))) if !self.allow_http => Err(invalid(
-                "the endpoint is plain http, which needs to be allowed explicitly",
+                "the endpoint is plain http, which needs to be allowed explicitly: --allow-http, or in an Etcd an endpointOverride that begins with http://",
             )),
             Some(Some(("http" | "https", _))) | None => Ok(()),
             _ => Err(invalid("the endpoint is no http or https URL")),

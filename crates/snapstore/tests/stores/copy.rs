@@ -9,10 +9,16 @@ use std::{
 };
 
 use bytes::Bytes;
+use etcd_storage::{
+    bolt::BulkWriter,
+    compression::Encoder,
+    delta::{self, Event},
+    mvcc::{KeyValue, RecordKey, Revision},
+};
 use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest as _, Sha256};
 use snapstore::{
-    Class, Provider, Result, SnapStore, SnapshotName, StoreConfig,
+    Class, Kind, Provider, Result, SnapStore, SnapshotName, StoreConfig,
     copy::{Copied, CopyEvent, CopyOptions, Observer, OnExpiry, WaitForFinal, copy},
 };
 use tempfile::TempDir;
@@ -33,13 +39,64 @@ fn name(text: &str) -> SnapshotName {
     text.parse().unwrap()
 }
 
-/// A whole snapshot: content and its hash, compressed as the name says.
+/// A whole snapshot of that name, with a value of about `size` bytes.
 pub(crate) fn whole(name: &SnapshotName, size: usize) -> Bytes {
-    let content = [content(size), name.to_string().into()].concat();
-    let mut encoder = etcd_storage::compression::Encoder::new(name.compression, Vec::new(), 1).unwrap();
-    encoder.write_all(&content).unwrap();
-    encoder.write_all(&Sha256::digest(&content)).unwrap();
+    let mut encoder = Encoder::new(name.compression, Vec::new(), 1).unwrap();
+    match name.kind {
+        Kind::Full => encoder
+            .write_all(&database(name.last_revision, &content(size)))
+            .unwrap(),
+        Kind::Delta => {
+            let mut events = delta::Encoder::new(encoder);
+            for revision in name.start_revision..=name.last_revision {
+                let value = if revision == name.last_revision {
+                    content(size).to_vec()
+                } else {
+                    Vec::new()
+                };
+                let (key, mod_revision) = (name.to_string().into_bytes(), revision);
+                events
+                    .push(&Event {
+                        key,
+                        value,
+                        mod_revision,
+                        ..Event::default()
+                    })
+                    .unwrap();
+            }
+            encoder = events.finish().unwrap().0;
+        }
+    }
     encoder.finish().unwrap().into()
+}
+
+/// A database with one record, and its hash.
+fn database(revision: i64, value: &[u8]) -> Vec<u8> {
+    let mut writer = BulkWriter::new(Vec::new(), 4096);
+    let key = RecordKey {
+        revision: Revision {
+            main: revision,
+            sub: 0,
+        },
+        tombstone: false,
+    };
+    let record = KeyValue {
+        key: b"key",
+        value,
+        ..KeyValue::default()
+    };
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    record.encode_around_value(&mut before, &mut after);
+    writer.bucket(b"key", 0, 100).unwrap();
+    writer
+        .put(key.bytes().as_ref(), &[&before, value, &after])
+        .unwrap();
+    writer.bucket(b"meta", 0, 100).unwrap();
+    let (pages, layout) = writer.finish().unwrap();
+    let mut database = [layout.head(), pages].concat();
+    let hash = Sha256::digest(&database);
+    database.extend(hash);
+    database
 }
 
 /// Three chains of all compressions and both kinds of final; the second has a large delta.
@@ -229,6 +286,51 @@ async fn foreign_objects_are_reported() {
         (130, Class::AlreadyExists)
     );
     assert_eq!(order, [110, 120, 130, 100, 110]);
+}
+
+/// Nor are other bytes of the same size, and nothing is written beside them.
+#[tokio::test]
+async fn foreign_objects_of_equal_size_are_reported() {
+    let ((_from, source), to) = (filled().await, tempfile::tempdir().unwrap());
+    let target = store(&to);
+    let name = name(CHAINS[3].0);
+    let mut other = whole(&name, CHAINS[3].1).to_vec();
+    other[100] ^= 1;
+    put(&*target, &name, other.into()).await;
+    let (result, order) = copied(&*source, &*target, CopyOptions::default()).await;
+    let failed = result.unwrap().failed;
+    assert_eq!(
+        (failed[0].0.last_revision, failed[0].1.class()),
+        (120, Class::AlreadyExists)
+    );
+    assert!(failed[0].1.to_string().contains("other bytes"), "{}", failed[0].1);
+    assert_eq!(order, [130, 140, 150, 100, 110]);
+    let options = CopyOptions {
+        sizes_suffice: true,
+        ..CopyOptions::default()
+    };
+    assert_eq!(
+        copied(&*source, &*target, options).await.0.unwrap().failed.len(),
+        0
+    );
+}
+
+/// What is newest is told by revisions: a clock may have been wrong.
+#[tokio::test]
+async fn the_newest_chain_is_that_of_the_highest_revision() {
+    let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (source, target) = (store(&from), store(&to));
+    for text in [
+        "Full-00000000-00000100-1900000000",
+        "Full-00000000-00000200-1700000000",
+    ] {
+        put(&*source, &name(text), whole(&name(text), 10)).await;
+    }
+    let options = CopyOptions {
+        max_backups: Some(1),
+        ..CopyOptions::default()
+    };
+    assert_eq!(copied(&*source, &*target, options).await.1, [200]);
 }
 
 /// Broken off at any moment, a copy leaves only whole objects, and the next one finishes.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use etcd_storage::{cluster::NewCluster, mvcc::MAX_START, schema::Minor};
+use etcd_storage::{cluster::NewCluster, mvcc::MAX_START, restore::Consent, schema::Minor};
 use jiff::Timestamp;
 
 use crate::{
@@ -17,6 +17,10 @@ pub struct Args {
     pub(super) store: StoreArgs,
     #[command(flatten)]
     pub(in crate::cli) output: Output,
+    /// A full snapshot in a file, uncompressed, instead of a store; or a database out of a data directory whose etcd doesn't
+    /// run, with --skip-hash-check.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["provider", "WantedArgs", "fallback"])]
+    pub(super) db: Option<PathBuf>,
     /// The data directory to make. It must be empty or not be there.
     #[arg(long, short = 'd')]
     pub(super) data_dir: PathBuf,
@@ -31,6 +35,14 @@ pub struct Args {
     /// If snapshots are damaged or missing, restore what can be had without them.
     #[arg(long)]
     pub(super) fallback: bool,
+    /// If the newest transaction of the full snapshot isn't whole, restore the state before it, if that is. What was written
+    /// later is lost.
+    #[arg(long)]
+    pub(super) use_previous_meta: bool,
+    /// Restore a full snapshot without a SHA-256, as a database that was copied out of a data directory, or with one that
+    /// doesn't fit. Its tree is checked all the same, but not what is in values.
+    #[arg(long)]
+    pub(super) skip_hash_check: bool,
     /// Raise the revision by so much and mark all before it as compacted, so that watchers and caches notice. The revision
     /// must stay below 2^62.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..=MAX_START))]
@@ -42,6 +54,15 @@ pub struct Args {
     /// Minor version of the etcd that is to start: 3.5, 3.6 or 3.7. By default that of the etcd that was backed up.
     #[arg(long, value_name = "VERSION")]
     pub(super) etcd_version: Option<Minor>,
+}
+
+impl Args {
+    pub(super) fn consent(&self) -> Consent {
+        Consent {
+            use_previous_meta: self.use_previous_meta,
+            skip_hash_check: self.skip_hash_check,
+        }
+    }
 }
 
 /// The cluster that the directory is to be a member of; as etcd's own flags.

@@ -29,6 +29,8 @@ pub(super) struct Done {
     left_out: Vec<Fault>,
     /// Revisions that are lost by that.
     lost: Option<Revisions>,
+    /// What isn't as it should be in the full snapshot.
+    warning: Option<String>,
     cluster_id: String,
     member_id: String,
     initial_cluster_token: String,
@@ -56,18 +58,27 @@ impl Done {
         route: Route,
         restored: Restored,
     ) -> Self {
-        let names = catalog
-            .snapshots(&route.plan)
-            .map(|stored| stored.name.to_string());
+        let names = catalog.snapshots(&route.plan);
+        let names = names.map(|stored| stored.name.to_string()).collect();
+        Self {
+            left_out: route.left_out,
+            lost: route.lost,
+            ..Self::of(args, token, names, restored)
+        }
+    }
+
+    /// Of snapshots that were all used.
+    pub(super) fn of(args: &Args, token: String, snapshots: Vec<String>, restored: Restored) -> Self {
         let leases = restored.leases;
         Self {
             data_dir: args.data_dir.clone(),
             revision: restored.revision,
             data_revision: restored.data_revision,
             base_revision: restored.base_revision,
-            snapshots: names.collect(),
-            left_out: route.left_out,
-            lost: route.lost,
+            snapshots,
+            left_out: Vec::new(),
+            lost: None,
+            warning: restored.warnings.text(),
             cluster_id: restored.cluster_id.to_string(),
             member_id: restored.member_id.to_string(),
             initial_cluster_token: token,
@@ -103,6 +114,9 @@ impl Report for Done {
         writeln!(out, "from {base} and {} deltas", self.snapshots.len() - 1)?;
         for fault in &self.left_out {
             writeln!(out, "left out: {fault}")?;
+        }
+        if let Some(warning) = &self.warning {
+            writeln!(out, "warning: {base}: {warning}")?;
         }
         if let Some(lost) = &self.lost {
             writeln!(out, "lost: {lost}")?;
