@@ -475,6 +475,7 @@ fn etcd_at_the_highest_revision_takes_writes_and_is_raised_no_further() {
                 minor: Some(minor),
                 bump_revision: Some(amount),
                 unknown_lease_ttl: None,
+                consent: Consent::default(),
             };
             restore(chain, &options, &mut |_| ControlFlow::Continue(()))
         };
