@@ -120,7 +120,7 @@ async fn goes_on(rig: &mut Rig, stored: i64, last: i64) -> anyhow::Result<()> {
     rig.until_covered(last).await?;
     let fulls = rig.fulls()?;
     ensure!(
-        fulls.len() == 2 && revisions(&fulls[1]).1 > stored + RAISE,
+        fulls.len() == 2 && revisions(&fulls[1]).1 >= stored + RAISE,
         "{:?}",
         rig.stored()?
     );

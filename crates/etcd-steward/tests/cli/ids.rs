@@ -127,7 +127,7 @@ fn res_20_an_old_volume_stays_outside_of_the_restored_cluster() {
             log.contains("cluster ID mismatch") || log.contains("cluster-id-mismatch")
         });
         let revision = new[0].put("/after", b"1", 0);
-        assert_eq!(new[1].hash_kv().1, revision, "{minor}");
+        eventually("both have it", || new[1].hash_kv().1 == revision);
         let (serves, _) = left_over.try_etcdctl(&["get", "/after", "--command-timeout=2s"]);
         assert!(!serves, "{minor}: the old member has joined the restored cluster");
         left_over.stop();
