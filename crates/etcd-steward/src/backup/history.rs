@@ -3,6 +3,8 @@
 //! is continued unless it is shown to be ours: by the manifests, which name the cluster, and by the last event, which must
 //! have happened here.
 
+use std::time::Duration;
+
 use base64_simd::STANDARD as BASE64;
 use etcd_client::{
     Client, GetOptions, WatchOptions,
@@ -24,6 +26,8 @@ use crate::{
     etcd::{CALL_TIMEOUT, Connector, EtcdError, call},
 };
 
+/// etcd has the event at hand, or none: a revision that a restore has raised has no events.
+const EVENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longer keys aren't written into manifests.
 const LONGEST_KEY: usize = 4 << 10;
 /// Bytes of the largest answer: etcd takes values of any size that its own limit allows.
@@ -217,7 +221,11 @@ fn unless_compacted<T>(answer: Result<T, EtcdError>) -> Result<Option<T>, EtcdEr
 /// An event of a revision, for the manifest of the full snapshot that ends with it. Nothing depends on it: without it the
 /// chain isn't continued by the next owner, who takes a full snapshot.
 pub(super) async fn last_event(connector: &Connector, revision: i64) -> Option<LastEvent> {
-    match timeout(CALL_TIMEOUT, event_of(connector, revision)).await {
+    // Nothing was written yet.
+    if revision <= 1 {
+        return None;
+    }
+    match timeout(EVENT_TIMEOUT, event_of(connector, revision)).await {
         Ok(Ok(event)) => event,
         Ok(Err(error)) => {
             debug!(revision, %error, "no event goes into the manifest");

@@ -1,6 +1,6 @@
 //! Whether what a store shows under a name is what was sent. Stores have kept half of an upload and answered with success.
 
-use snapstore::{Class, Error, SnapshotName, StoredSnapshot, manifest::Digest};
+use snapstore::{Class, Error, Kind, SnapshotName, StoredSnapshot, manifest::Digest};
 use tokio::time::Instant;
 use tracing::warn;
 
@@ -15,30 +15,39 @@ pub(super) async fn confirm(
     sent: &(u64, String),
 ) -> Result<StoredSnapshot, Error> {
     let begun = Instant::now();
-    let found = match Digest::of_object(owner.store.as_ref(), &stored.object).await {
-        Ok(digest) => digest.finish(),
+    let difference = match Digest::of_object(owner.store.as_ref(), &stored.object).await {
+        Ok(digest) => {
+            let found = digest.finish();
+            let different = || format!("sent {} bytes, {} other ones were read back", sent.0, found.0);
+            (found != *sent).then(different)
+        }
+        // Already its size isn't the one that the store told.
+        Err(error) if error.class() == Class::Corrupt => Some(error.to_string()),
         // Who may only write can't compare. Verification reports it.
         Err(error) if error.class() == Class::AccessDenied => return Ok(stored),
         Err(error) => return Err(error),
     };
-    let is_equal = found == *sent;
+    let kind = stored.name.kind;
     owner
         .metrics
-        .verified(stored.name.kind, is_equal, begun.elapsed());
-    if is_equal {
-        owner.proven.add(stored.name.clone());
+        .verified(kind, difference.is_none(), begun.elapsed());
+    let Some(difference) = difference else {
+        // What is inside a full snapshot is verification's to check.
+        if kind == Kind::Delta {
+            owner.proven.add(stored.name.clone());
+        }
         return Ok(stored);
-    }
+    };
     let state = match remove(owner, fence, &stored).await {
         Ok(()) => "it was removed".to_owned(),
         Err(why) => format!("it can't be removed ({why}), remove it by hand"),
     };
-    let detail = format!(
-        "sent {} bytes, {} other ones were read back; {state}",
-        sent.0, found.0
-    );
     let action = format!("store {}", stored.object.key);
-    Err(Error::new(Class::Corrupt, action, detail))
+    Err(Error::new(
+        Class::Corrupt,
+        action,
+        format!("{difference}; {state}"),
+    ))
 }
 
 /// Removes an object that this term has just made, and its manifest.
@@ -78,6 +87,5 @@ pub(super) async fn existing(
     if digest.finish() != *sent {
         return Err(refusal);
     }
-    owner.proven.add(found.name.clone());
     Ok(found)
 }
