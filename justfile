@@ -38,7 +38,7 @@ programs:
 
 # Tests that need nothing but this machine and etcd's binaries; arguments go to the tests. Scenarios mostly wait
 test-unit *args:
-    {{ cluster }}/build.sh etcd-3.5 etcd-3.5.16 etcd-3.6 etcd-3.7
+    {{ cluster }}/build.sh etcd-3.5 etcd-3.5.16 etcd-3.6 etcd-3.7 linearizable
     RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 3 / 2))} \
       cargo test --workspace -- --skip cluster_ --skip store_s3 --skip store_gcs --skip store_azure --skip store_swift --skip e2e_ {{ args }}
 
@@ -74,6 +74,12 @@ bench-storage size="1" profile="dev":
 drill *names: build
     {{ cluster }}/build.sh etcd-3.5 etcd-3.6 etcd-3.7
     cargo test --workspace --test steward -- --ignored --nocapture --test-threads 1 {{ prepend("drill_", names) }}
+
+# Break things at random, so many times, from a seed on, and prove that nothing acknowledged is lost; `shake 1 17`: seed 17 again
+shake runs="20" seed=`date +%s` parallel="4": build
+    {{ cluster }}/build.sh etcd-3.5 etcd-3.6 etcd-3.7 linearizable
+    SHAKE_RUNS={{ runs }} SHAKE_SEED={{ seed }} SHAKE_PARALLEL={{ parallel }} SHAKE_SECONDS=86400 \
+      cargo test --workspace --test steward -- --ignored --nocapture --exact shaker::shaker
 
 # Whole scenarios: Druid in the cluster, as its users run it
 e2e *args: build (up "3") images stores

@@ -38,6 +38,7 @@ mod schemes;
 mod secondary;
 mod security;
 mod shared_prefix;
+mod shaker;
 mod signing;
 mod snapshots;
 mod torn_uploads;

@@ -75,12 +75,33 @@ pub(crate) fn run(args: &[&str]) -> anyhow::Result<Output> {
     Ok(output)
 }
 
-fn path_with(etcd: &str) -> anyhow::Result<String> {
+/// One of the tools that `e2e/cluster/build.sh` builds, or a folder of them.
+pub(crate) fn tool(name: &str) -> anyhow::Result<PathBuf> {
     let cache = env::var("DRUID_DEV_CACHE").map(PathBuf::from).or_else(|_| {
         let cache = env::var("XDG_CACHE_HOME").or_else(|_| env::var("HOME").map(|home| home + "/.cache"));
         cache.map(|cache| PathBuf::from(cache).join("druid-dev"))
     })?;
-    let folder = cache.join(format!("bin/etcd-{etcd}"));
+    Ok(cache.join("bin").join(name))
+}
+
+/// A process that stands still until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Paused(Pid);
+
+impl Paused {
+    fn new(pid: Pid) -> Option<Self> {
+        kill(pid, Signal::SIGSTOP).is_ok().then_some(Self(pid))
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        let _ = kill(self.0, Signal::SIGCONT);
+    }
+}
+
+fn path_with(etcd: &str) -> anyhow::Result<String> {
+    let folder = tool(&format!("etcd-{etcd}"))?;
     ensure!(
         folder.join("etcd").exists(),
         "there is no etcd in {}",
@@ -280,6 +301,28 @@ impl Member {
             self.start_launcher()?;
         }
         Ok(())
+    }
+
+    /// Starts what has ended, as kubelet does.
+    pub(crate) fn revive(&mut self) -> anyhow::Result<()> {
+        for process in [&mut self.steward, &mut self.launcher] {
+            if let Some(child) = process
+                && child.try_wait()?.is_some()
+            {
+                *process = None;
+            }
+        }
+        self.start()
+    }
+
+    /// Stops etcd in its tracks, if it runs.
+    pub(crate) fn pause_etcd(&self) -> Option<Paused> {
+        self.etcd_pid().and_then(Paused::new)
+    }
+
+    pub(crate) fn pause_steward(&self) -> Option<Paused> {
+        let pid = self.steward_pid()?.try_into().ok()?;
+        Paused::new(Pid::from_raw(pid))
     }
 
     pub(crate) fn start_steward(&mut self) -> anyhow::Result<()> {

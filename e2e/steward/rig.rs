@@ -60,7 +60,7 @@ pub(crate) struct Rig {
     pub(crate) members: Vec<Member>,
     setup: Setup,
     /// UID of the Etcd, and the token of its cluster.
-    uid: &'static str,
+    uid: String,
     /// Its namespace.
     namespace: String,
     folder: TempDir,
@@ -73,7 +73,7 @@ impl Rig {
         let mut rig = Self {
             members: Vec::new(),
             setup,
-            uid: "u-1",
+            uid: "u-1".to_owned(),
             namespace: "lab".to_owned(),
             folder,
         };
@@ -139,14 +139,20 @@ impl Rig {
     }
 
     /// As an Etcd that was deleted and made again under its name.
-    pub(crate) fn make_anew(&mut self, uid: &'static str) -> anyhow::Result<()> {
-        self.uid = uid;
+    pub(crate) fn make_anew(&mut self, uid: &str) -> anyhow::Result<()> {
+        uid.clone_into(&mut self.uid);
         self.reconfigure()
     }
 
     /// Writes the configuration anew, by what the members are now.
     pub(crate) fn reconfigure(&self) -> anyhow::Result<()> {
         self.members.iter().try_for_each(|member| self.configure(member))
+    }
+
+    /// Keeps the folder with everything in it for somebody to look at.
+    pub(crate) fn keep(&mut self) -> &Path {
+        self.folder.disable_cleanup(true);
+        self.folder.path()
     }
 
     /// Gives etcd other options, at all members.

@@ -1,0 +1,187 @@
+//! What must hold after a run, whatever has happened.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Write as _,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use etcd_client::GetOptions;
+
+use super::{
+    history::{Answer, LOG, RegisterOperation},
+    run::Run,
+};
+use crate::{member::tool, rig::restored_from};
+
+/// Keys of the log with the revisions at which they were written.
+type Log = BTreeMap<String, i64>;
+
+pub(crate) async fn judge(run: &Run) -> anyhow::Result<()> {
+    one_cluster_at_a_time(&run.history.records().answers)?;
+    linearizable(run)?;
+    let (cluster, log) = final_log(run).await?;
+    nothing_lost(run, cluster, &log)?;
+    nothing_unseen(run, &log)?;
+    restorable(run, &log).await?;
+    no_panic(run)
+}
+
+/// No cluster answers any more when another one has begun to.
+fn one_cluster_at_a_time(answers: &[Answer]) -> anyhow::Result<()> {
+    let clusters: BTreeSet<_> = answers.iter().map(|answer| answer.cluster).collect();
+    let mut spans: Vec<_> = clusters
+        .into_iter()
+        .map(|cluster| {
+            let of = || answers.iter().filter(move |answer| answer.cluster == cluster);
+            let first = of().map(|answer| answer.returned).min();
+            let last = of().map(|answer| answer.call).max();
+            (first, last, cluster)
+        })
+        .collect();
+    spans.sort_unstable();
+    for pair in spans.windows(2) {
+        let ((_, last, earlier), (first, _, later)) = (pair[0], pair[1]);
+        ensure!(
+            last < first,
+            "cluster {earlier:x} was asked, and answered, after {later:x} had: two clusters served"
+        );
+    }
+    Ok(())
+}
+
+/// Each register's history is that of one register; where all volumes were lost, a new history begins.
+fn linearizable(run: &Run) -> anyhow::Result<()> {
+    let operations = run.history.records().registers.clone();
+    let mut rest: &[RegisterOperation] = &sorted(operations);
+    for (since, _) in &run.losses {
+        let end = rest.partition_point(|operation| operation.call < *since);
+        check_linearizable(&rest[..end])?;
+        rest = &rest[end..];
+    }
+    check_linearizable(rest)
+}
+
+fn sorted(mut operations: Vec<RegisterOperation>) -> Vec<RegisterOperation> {
+    operations.sort_by_key(|operation| operation.call);
+    operations
+}
+
+fn check_linearizable(operations: &[RegisterOperation]) -> anyhow::Result<()> {
+    let mut checker = Command::new(tool("linearizable")?)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut input = checker.stdin.take().context("its input")?;
+    for operation in operations {
+        serde_json::to_writer(&mut input, operation)?;
+        input.write_all(b"\n")?;
+    }
+    drop(input);
+    let output = checker.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    Ok(())
+}
+
+/// What the cluster holds of the log at last.
+async fn final_log(run: &Run) -> anyhow::Result<(u64, Log)> {
+    let mut client = run.rig.client().await?;
+    let options = GetOptions::new().with_prefix();
+    let answer = client.get(LOG, Some(options)).await?;
+    let cluster = answer.header().context("a header")?.cluster_id();
+    let log = answer
+        .kvs()
+        .iter()
+        .map(|pair| Ok((pair.key_str()?.to_owned(), pair.mod_revision())))
+        .collect::<anyhow::Result<_>>()?;
+    Ok((cluster, log))
+}
+
+/// What was acknowledged is there; where all volumes were lost, what the backups then covered is.
+fn nothing_lost(run: &Run, cluster: u64, log: &Log) -> anyhow::Result<()> {
+    let records = run.history.records();
+    let mut clusters: Vec<u64> = records.appends.iter().map(|append| append.cluster).collect();
+    clusters.dedup();
+    ensure!(
+        clusters.len() <= run.losses.len() + 1,
+        "the clusters {clusters:x?} acknowledged writes, one after the other, and all volumes were lost {} times",
+        run.losses.len()
+    );
+    let lost: Vec<_> = records
+        .appends
+        .iter()
+        .filter(|append| {
+            let order = clusters.iter().position(|one| *one == append.cluster);
+            let covered = order.and_then(|order| run.losses.get(order)).map(|loss| loss.1);
+            let promised =
+                append.cluster == cluster || covered.is_none_or(|covered| append.revision <= covered);
+            promised && !log.contains_key(&append.key)
+        })
+        .collect();
+    ensure!(
+        lost.is_empty(),
+        "{} acknowledged writes are lost, among them {:?}",
+        lost.len(),
+        lost.first()
+    );
+    Ok(())
+}
+
+/// The watch has seen every key of the log, but for those of whose revisions it was said that they are compacted.
+fn nothing_unseen(run: &Run, log: &Log) -> anyhow::Result<()> {
+    let records = run.history.records();
+    let relisted = records.relisted.iter().copied().max().unwrap_or(0);
+    let unseen: Vec<_> = log
+        .iter()
+        .filter(|(key, revision)| {
+            **revision > relisted && **revision <= records.watched_to && !records.watched.contains_key(*key)
+        })
+        .collect();
+    ensure!(
+        unseen.is_empty(),
+        "the watch is at {} and was silent about {} keys, among them {:?}",
+        records.watched_to,
+        unseen.len(),
+        unseen.first()
+    );
+    Ok(())
+}
+
+/// Backups cover everything, and what is restored from them is what the cluster holds.
+async fn restorable(run: &Run, log: &Log) -> anyhow::Result<()> {
+    let (revision, _) = run.rig.hash().await?;
+    run.rig.until_covered(revision).await?;
+    let mut restored = Log::new();
+    for record in restored_from(&run.rig.store())? {
+        let key = BASE64_STANDARD.decode(record["key"].as_str().unwrap_or_default())?;
+        let key = String::from_utf8_lossy(&key).into_owned();
+        if key.starts_with(LOG) {
+            restored.insert(key, record["mod_revision"].as_i64().unwrap_or_default());
+        }
+    }
+    if restored != *log {
+        let missing: Vec<_> = log.keys().filter(|key| !restored.contains_key(*key)).collect();
+        let surplus: Vec<_> = restored.keys().filter(|key| !log.contains_key(*key)).collect();
+        bail!(
+            "backups restore to something else: {} keys missing ({:?}…), {} that aren't in the cluster ({:?}…), or revisions differ",
+            missing.len(),
+            missing.first(),
+            surplus.len(),
+            surplus.first()
+        );
+    }
+    Ok(())
+}
+
+fn no_panic(run: &Run) -> anyhow::Result<()> {
+    for member in &run.rig.members {
+        for log in [member.log(), member.launcher_log()] {
+            let panicked = log.lines().find(|line| line.contains("panicked at"));
+            ensure!(panicked.is_none(), "{}: {panicked:?}", member.name);
+        }
+    }
+    Ok(())
+}
