@@ -68,7 +68,7 @@ async fn one(seed: u64) -> (u64, bool) {
             (seed, true)
         }
         Err(error) => {
-            println!("{story}seed {seed}: violation: {error:?}");
+            println!("{story}seed {seed}: violation: {error:#}");
             (seed, false)
         }
     }

@@ -25,6 +25,7 @@ const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
 /// In which a watch has caught up when nothing is written any more.
 const WATCH_TIMEOUT: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
+const FAILURE_PAUSE: Duration = Duration::from_millis(400);
 
 /// The clients of a run.
 #[derive(Debug)]
@@ -158,22 +159,34 @@ async fn read_and_write(shared: Arc<Shared>, client: usize, seed: u64) {
             call: shared.history.now(),
             returned: None,
         };
-        let done = timeout(OPERATION_TIMEOUT, perform(etcd, &mut operation)).await;
-        if let Ok(Ok(header)) = done {
-            operation.returned = Some(shared.history.now());
-            shared.answered(operation.call, header.as_ref());
-        } else {
-            connection = None;
+        match timeout(OPERATION_TIMEOUT, perform(etcd, &mut operation)).await {
+            Ok(Ok(header)) => {
+                operation.returned = Some(shared.history.now());
+                shared.answered(operation.call, header.as_ref());
+                shared.history.records().registers.push(operation);
+                sleep(PAUSE).await;
+            }
+            failed => {
+                connection = None;
+                if !failed.is_ok_and(|done| done.is_err_and(|error| was_not_sent(&error))) {
+                    shared.history.records().registers.push(operation);
+                }
+                // Each write of which nobody knows doubles what the checker has to consider.
+                sleep(FAILURE_PAUSE).await;
+            }
         }
-        shared.history.records().registers.push(operation);
-        sleep(PAUSE).await;
     }
+}
+
+/// Whether nobody listened, so that the operation surely has no effect.
+fn was_not_sent(error: &etcd_client::Error) -> bool {
+    error.to_string().contains("tcp connect error")
 }
 
 async fn perform(
     etcd: &mut Client,
     operation: &mut RegisterOperation,
-) -> anyhow::Result<Option<ResponseHeader>> {
+) -> Result<Option<ResponseHeader>, etcd_client::Error> {
     if operation.write {
         let mut answer = etcd
             .put(operation.key.as_str(), operation.value.as_str(), None)
