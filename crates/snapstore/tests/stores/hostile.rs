@@ -24,17 +24,17 @@ fn s3(seen: &Seen, all: &[Seen]) -> Response {
         "POST" => ok("<CompleteMultipartUploadResult/>"),
         "HEAD" => {
             let token = all.iter().find_map(|seen| seen.header("x-amz-meta-upload-token"));
-            let size: usize = all
-                .iter()
-                .filter(|seen| seen.method == "PUT")
-                .map(|seen| seen.body.len())
-                .sum();
-            let size = size.to_string();
+            let puts = || all.iter().filter(|seen| seen.method == "PUT");
+            let size = puts().map(|seen| seen.body.len()).sum::<usize>().to_string();
+            // Of what was put in one request, that is its MD5.
+            let md5 = puts().next().map(|seen| hex::encode(Md5::digest(&seen.body)));
+            let etag = format!("\"{}\"", md5.unwrap_or_default());
             answer(
                 200,
                 &[
                     ("x-amz-meta-upload-token", token.unwrap_or("")),
                     ("content-length", &size),
+                    ("etag", &etag),
                 ],
                 "",
             )
