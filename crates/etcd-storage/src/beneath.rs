@@ -37,7 +37,7 @@ impl Beneath {
     pub fn of(path: &Path) -> Self {
         let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
         match path.file_name() {
-            Some(name) => Self::new(parent.unwrap_or(Path::new(".")), name),
+            Some(name) => Self::new(parent.unwrap_or_else(|| Path::new(".")), name),
             None => Self::new(path, ""),
         }
     }
@@ -144,11 +144,11 @@ impl Beneath {
         }
     }
 
-    /// Length of the file in bytes, or of whatever else has its name.
+    /// Size of the file in bytes, or of whatever else has its name.
     ///
     /// # Errors
     /// It isn't there, or a link is on the way.
-    pub fn len(&self) -> io::Result<u64> {
+    pub fn size(&self) -> io::Result<u64> {
         let (folder, name) = self.parent()?;
         let name = name.ok_or_else(|| refused("is a folder"))?;
         let found = fstatat(&folder, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
@@ -206,7 +206,7 @@ mod tests {
         let file = Beneath::new(volume.path(), "a").join("b").join("c");
         assert_eq!(file.read_text(4).unwrap(), "text");
         assert!(file.exists().unwrap() && !file.join("d").exists().is_ok_and(|there| there));
-        assert_eq!(file.len().unwrap(), 4);
+        assert_eq!(file.size().unwrap(), 4);
         assert_eq!(file.path(), volume.path().join("a/b/c"));
         assert_eq!(Beneath::of(&volume.path().join("a")).names().unwrap(), ["b"]);
         assert_eq!(Beneath::new(volume.path(), "").names().unwrap(), ["a"]);

@@ -56,7 +56,7 @@ fn received(data_dir: &Path) -> io::Result<u64> {
         let name = file.to_string_lossy();
         if name == "db" || name.starts_with("tmp") || name.ends_with(".snap.db") {
             // It may just have been renamed.
-            most = most.max(folder.join(&file).len().unwrap_or(0));
+            most = most.max(folder.join(&file).size().unwrap_or(0));
         }
     }
     Ok(most)

@@ -151,7 +151,7 @@ pub enum Error {
     )]
     Previous {
         /// What is wrong with the newest.
-        source: Box<Error>,
+        source: Box<Self>,
         /// What is left.
         previous: Previous,
     },

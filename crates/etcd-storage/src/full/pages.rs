@@ -239,7 +239,7 @@ impl Pages {
             Err(fault) => Err(fault.into()),
         };
         let error = match found {
-            Ok(tree) => return Ok(self.contents(page_size, tree, newest.1.ok(), None)),
+            Ok(tree) => return Ok(self.contents(page_size, &tree, newest.1.ok(), None)),
             Err(error @ (Error::Scratch(_) | Error::NoBucket { .. })) => return Err(error),
             Err(error) => error,
         };
@@ -259,7 +259,7 @@ impl Pages {
             revision: tree.last_revision.max(tree.compact_revision).max(1),
         };
         if use_previous {
-            return Ok(self.contents(page_size, tree, Some(meta), Some(previous)));
+            return Ok(self.contents(page_size, &tree, Some(meta), Some(previous)));
         }
         Err(Error::Previous {
             source: Box::new(error),
@@ -299,7 +299,7 @@ impl Pages {
     fn contents(
         &self,
         page_size: usize,
-        tree: Tree,
+        tree: &Tree,
         meta: Option<Meta>,
         previous: Option<Previous>,
     ) -> Contents {

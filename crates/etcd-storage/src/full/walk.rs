@@ -107,7 +107,7 @@ pub(super) fn walk(skeleton: &Skeleton, root: u64, high_water: u64) -> Result<Tr
         let compacted = walker.bucket(&entry, root)?;
         match entry.name.as_slice() {
             bucket::KEY => {
-                last_revision = RecordKey::parse(&walker.last_record).map_or(0, |key| key.revision.main)
+                last_revision = RecordKey::parse(&walker.last_record).map_or(0, |key| key.revision.main);
             }
             bucket::META => compact_revision = compacted,
             _ => {}
