@@ -123,7 +123,9 @@ async fn boot_01_slow_members_are_no_missing_members() -> anyhow::Result<()> {
         proxies.push(Proxy::start(api, member.api_port()).await?);
         member.api_reached_by(api);
     }
-    proxies.iter().for_each(|proxy| proxy.limit_back(2));
+    for proxy in &proxies {
+        proxy.limit_back(2);
+    }
     rig.reconfigure()?;
     // Stewards end when their configuration changes.
     rig.start_stewards_anew()?;
@@ -136,7 +138,9 @@ async fn boot_01_slow_members_are_no_missing_members() -> anyhow::Result<()> {
     .await?;
     sleep(LATER).await;
     ensure!(!rig.members[0].data_dir().exists(), "it began alone");
-    proxies.iter().for_each(|proxy| proxy.limit_back(u64::MAX));
+    for proxy in &proxies {
+        proxy.limit_back(u64::MAX);
+    }
     until_only(&rig, cluster).await?;
     ensure!(rig.members[0].count("/kept/").await? == 15, "keys are missing");
     Ok(())

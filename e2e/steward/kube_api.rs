@@ -121,7 +121,7 @@ async fn serve(client: TcpStream, objects: &Objects) -> Option<()> {
         client.read_line(&mut header).await.ok()?;
         match header.trim().split_once(':') {
             Some((name, value)) if name.eq_ignore_ascii_case("content-length") => {
-                length = value.trim().parse().ok()?
+                length = value.trim().parse().ok()?;
             }
             Some(_) => {}
             None => break,

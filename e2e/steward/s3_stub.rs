@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     sync::{Arc, Mutex},
@@ -202,11 +203,12 @@ impl Shared {
                 let entry = entry?;
                 let meta = entry.metadata()?;
                 let (name, modified) = (entry.file_name(), Timestamp::try_from(meta.modified()?)?);
-                text += &format!(
+                write!(
+                    text,
                     "<Contents><Key>{prefix}{}</Key><Size>{}</Size><LastModified>{modified}</LastModified></Contents>",
                     name.to_string_lossy(),
                     meta.len()
-                );
+                )?;
             }
         }
         Ok(text + "</ListBucketResult>")

@@ -93,24 +93,25 @@ mod tests {
     #[test]
     fn a_formed_cluster_keeps_what_it_has_recorded() {
         let (plain, tls, silent) = (member(Some(false)), member(Some(true)), member(None));
-        let rows: Vec<(Vec<Arc<EtcdMember>>, bool, Option<bool>, [bool; 2])> = vec![
+        type Row = (Vec<Arc<EtcdMember>>, bool, Option<bool>, [bool; 2]);
+        let rows: Vec<Row> = vec![
             // Nothing has formed: the spec may still change.
             (vec![], false, None, [true, true]),
             (vec![], false, Some(false), [true, true]),
-            (vec![plain.clone()], true, Some(false), [true, false]),
-            (vec![tls.clone()], true, Some(true), [false, true]),
+            (vec![Arc::clone(&plain)], true, Some(false), [true, false]),
+            (vec![Arc::clone(&tls)], true, Some(true), [false, true]),
             // What members say counts more than what was written for them: the edit may be taken back.
             (
-                vec![plain.clone(), silent.clone()],
+                vec![Arc::clone(&plain), Arc::clone(&silent)],
                 true,
                 Some(true),
                 [true, false],
             ),
-            (vec![tls.clone()], false, Some(false), [false, true]),
+            (vec![Arc::clone(&tls)], false, Some(false), [false, true]),
             // Members that differ.
             (vec![plain, tls], true, Some(true), [true, true]),
             // Formed, and nobody says how.
-            (vec![silent.clone()], false, Some(true), [false, true]),
+            (vec![Arc::clone(&silent)], false, Some(true), [false, true]),
             (vec![silent], false, None, [true, true]),
             // All EtcdMembers are gone.
             (vec![], true, Some(false), [true, false]),

@@ -279,6 +279,7 @@ mod tests {
 
     /// Kinds and revisions with clusters; the plan. Two clusters with one prefix, or one that came after another.
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn clusters_are_kept_apart() {
         let (a, b) = (Some(1), Some(2));
         for (name, spec, base, deltas, end) in [

@@ -54,6 +54,9 @@ where
     (reader, events.touched_objects())
 }
 
+/// What a watch brings.
+type Watched<K> = Result<watcher::Event<Guarded<K>>, watcher::Error>;
+
 /// The events of a watch, each kept in the store. Failures are logged, and readiness is held back until the first complete
 /// listing: waiting for the store instead would lose a wake-up, for it wakes only one of those who wait, and the controller
 /// that is fed from it waits too.
@@ -61,10 +64,7 @@ fn reflect<K>(
     api: Api<Guarded<K>>,
     config: watcher::Config,
     readiness: &Readiness,
-) -> (
-    Store<Guarded<K>>,
-    impl Stream<Item = Result<watcher::Event<Guarded<K>>, watcher::Error>> + Send + 'static,
-)
+) -> (Store<Guarded<K>>, impl Stream<Item = Watched<K>> + Send + 'static)
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
     K::DynamicType: Default + Eq + Hash + Clone + Send + Sync,
@@ -241,14 +241,14 @@ mod tests {
         let (_, send) = server.next_request().await.unwrap();
         send.send_response(list(&json!([object("1", "1")])));
         let (_, send) = server.next_request().await.unwrap();
-        let events: String = [
+        let events = [
             ("MODIFIED", object("1", "2")),
             ("MODIFIED", object("2", "3")),
             ("DELETED", object("2", "4")),
         ]
         .into_iter()
-        .map(|(type_, object)| format!("{}\n", json!({"type": type_, "object": object})))
-        .collect();
+        .map(|(type_, object)| json!({"type": type_, "object": object}).to_string() + "\n")
+        .collect::<String>();
         send.send_response(Response::new(Body::from(events.into_bytes())));
         let versions: Vec<_> = seen
             .await

@@ -207,16 +207,13 @@ async fn append(shared: Arc<Shared>, client: usize) {
         if shared.resting() {
             return;
         }
-        let etcd = match &mut connection {
-            Some(etcd) => etcd,
-            None => match connect(&shared.url(member)).await {
-                Ok(etcd) => connection.insert(etcd),
-                Err(_) => {
-                    member += 1;
-                    sleep(PAUSE).await;
-                    continue;
-                }
-            },
+        if connection.is_none() {
+            connection = connect(&shared.url(member)).await.ok();
+        }
+        let Some(etcd) = &mut connection else {
+            member += 1;
+            sleep(PAUSE).await;
+            continue;
         };
         let (key, call) = (format!("{LOG}{client}/{number:06}"), shared.history.now());
         let done = timeout(OPERATION_TIMEOUT, etcd.put(key.as_str(), "value", None)).await;

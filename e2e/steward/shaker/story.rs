@@ -115,7 +115,6 @@ fn choose(random: &mut StdRng, size: usize) -> Fault {
     let a_while = Duration::from_millis(random.random_range(500..8000));
     match random.random_range(0..30) {
         0 | 1 => Fault::KillMember(member),
-        2 | 3 => Fault::KillEtcd(member),
         4 | 5 => Fault::KillSteward(member),
         6 => Fault::PauseEtcd(member, a_while),
         7 => Fault::PauseSteward(member, a_while),

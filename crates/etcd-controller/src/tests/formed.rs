@@ -166,11 +166,11 @@ async fn an_annotation_for_a_newer_spec_stays() {
     let server = formed(false).await;
     let annotations = json!({annotation::OPERATION: "reconcile", annotation::OPERATION_LEGACY: "reconcile"});
     edit(&server, 3, |etcd| {
-        etcd["metadata"]["annotations"] = annotations.clone()
+        etcd["metadata"]["annotations"] = annotations.clone();
     });
     let read: Etcd = server.get("main").unwrap();
     edit(&server, 4, |etcd| {
-        etcd["spec"]["etcd"]["snapshotCount"] = json!(7)
+        etcd["spec"]["etcd"]["snapshotCount"] = json!(7);
     });
     reconcile_as(&server, read, by_hand()).await.unwrap();
     assert_eq!(asks(&server).len(), 2, "the newer spec is yet to be carried out");
@@ -200,7 +200,7 @@ async fn an_undecodable_member_is_told_of_and_can_be_deleted() {
     // It isn't in the way of the end.
     server.lose::<StatefulSet>("main");
     edit(&server, 4, |etcd| {
-        etcd["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")
+        etcd["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     });
     reconcile(&server, "main", Config::default()).await.unwrap();
     for ordinal in 0..3 {

@@ -100,7 +100,7 @@ pub(super) fn yields_to<'a>(
     };
     others.iter().find(|other| match origin.relation(&other.origin) {
         Relation::Successor => true,
-        Relation::Earlier => is_live(*other),
+        Relation::Earlier => is_live(other),
         Relation::Predecessor | Relation::Later => false,
     })
 }

@@ -6,8 +6,8 @@ use snapstore::StoredSnapshot;
 use super::snapshotter::NewestSet;
 
 /// Last revision of a full snapshot and the deltas beyond it; 0 without any.
-pub(super) fn end_of(full: &Option<StoredSnapshot>, deltas: &[StoredSnapshot]) -> i64 {
-    let newest = deltas.last().or(full.as_ref());
+pub(super) fn end_of(full: Option<&StoredSnapshot>, deltas: &[StoredSnapshot]) -> i64 {
+    let newest = deltas.last().or(full);
     newest.map_or(0, |snapshot| snapshot.name.last_revision)
 }
 
@@ -17,7 +17,8 @@ pub(super) fn began_at(status: &EtcdMemberStatus, (full, deltas): &NewestSet) ->
     let last = status.last_restoration.as_ref()?;
     let is_whole = last.status == RestorationStatus::Success && last.type_ == RestorationType::FromSnapshot;
     let base = full.as_ref()?.name.to_string();
-    let is_newest = last.snapshot.as_ref() == Some(&base) && last.revision == Some(end_of(full, deltas));
+    let is_newest =
+        last.snapshot.as_ref() == Some(&base) && last.revision == Some(end_of(full.as_ref(), deltas));
     last.raised_to.or(last.revision).filter(|_| is_whole && is_newest)
 }
 

@@ -62,7 +62,7 @@ impl Snapshotter {
         let newest = newest_set(&listing);
         let restored = owner.status.read(|status| restored::began_at(status, &newest));
         let (full, deltas) = prefix_watch::own_set(owner, listing, current, restored.is_some()).await?;
-        let covered = restored.unwrap_or_else(|| restored::end_of(&full, &deltas));
+        let covered = restored.unwrap_or_else(|| restored::end_of(full.as_ref(), &deltas));
         let full_due = full.as_ref().is_none_or(|full| full.name.is_final);
         let next_full = next_full(owner, full.as_ref());
         info!(

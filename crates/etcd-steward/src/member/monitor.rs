@@ -233,12 +233,11 @@ impl Monitor {
     async fn silent_since_start(&mut self, why: &str) {
         self.goes_silent(why);
         let looked = self.quorum.take().filter(|(at, _)| at.elapsed() < lag::FOLLOWER);
-        let (at, missing) = match looked {
-            Some(looked) => looked,
-            None => {
-                let missing = self.stored_voters.missing(&self.connector, &self.wanted).await;
-                (Instant::now(), missing)
-            }
+        let (at, missing) = if let Some(looked) = looked {
+            looked
+        } else {
+            let missing = self.stored_voters.missing(&self.connector, &self.wanted).await;
+            (Instant::now(), missing)
         };
         let (reason, message) = match &missing {
             Some(missing) => (conditions::member::QUORUM_MISSING, missing.as_str()),

@@ -77,6 +77,7 @@ fn bomb(path: &Path, compression: Compression, begin: &[u8], filling: u8, count:
 
 /// Objects that are made to fill memory or disk when they are read are refused, by little memory, with what is wrong.
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn objects_made_to_fill_memory_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let database = Image::new();

@@ -123,7 +123,7 @@ fn of_objects() -> Vec<Row> {
         stored("the object is cut", |bytes| bytes.truncate(bytes.len() / 2)),
         stored("a bit of the object is flipped", flipped),
         stored("the object goes on behind its end", |bytes| {
-            bytes.extend([7; 100])
+            bytes.extend([7; 100]);
         }),
         with_flag(
             Row {
@@ -159,13 +159,13 @@ fn of_trees() -> Vec<Row> {
     let damaged = |what, change: fn(&mut Image)| full(what, Verdict::Damaged, change);
     vec![
         damaged("a leaf in the middle is zeroed", |image| {
-            image.put(image.leaf(), &[0; PAGE])
+            image.put(image.leaf(), &[0; PAGE]);
         }),
         damaged("a branch is zeroed", |image| {
-            image.put(image.branch(), &[0; PAGE])
+            image.put(image.branch(), &[0; PAGE]);
         }),
         damaged("the root of the buckets is zeroed", |image| {
-            image.put(image.root(), &[0; PAGE])
+            image.put(image.root(), &[0; PAGE]);
         }),
         damaged("a leaf has the bytes of another one", |image| {
             let (from, to) = (image.leaf(), image.leaf() + PAGE);
@@ -226,13 +226,13 @@ fn of_metas() -> Vec<Row> {
     vec![
         with_flag(
             damaged("the newest meta page is zeroed", |image| {
-                image.put(PAGE, &[0; PAGE])
+                image.put(PAGE, &[0; PAGE]);
             }),
             "--use-previous-meta",
         ),
         with_flag(
             damaged("the newest meta page leads to a page that isn't one", |image| {
-                image.set_meta(1, 2, 9)
+                image.set_meta(1, 2, 9);
             }),
             "--use-previous-meta",
         ),

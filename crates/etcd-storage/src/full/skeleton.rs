@@ -146,7 +146,7 @@ mod tests {
                 |page: u64| vec![u8::try_from(page % 251).unwrap(); usize::try_from(page % 90).unwrap()];
             for _ in 0..300 {
                 let page = skeleton.add_page();
-                assert!(page % 3 == 0 || skeleton.note(page, &note(page)));
+                assert!(page.is_multiple_of(3) || skeleton.note(page, &note(page)));
             }
             assert!(!skeleton.note(300, b"there is no such page"));
             assert_eq!(skeleton.spilled.is_some(), scratch != Some(&missing));

@@ -268,7 +268,7 @@ fn a_database_without_its_hash_is_taken_with_consent_after_a_full_check() {
     assert_eq!(taken.db_size, whole.len() as u64);
     assert_eq!(taken.sha256.0[..], Sha256::digest(&whole)[..]);
     // As it lies in a data directory: grown ahead.
-    let grown = [&whole[..], &[0; 4096 * 9]].concat();
+    let grown = [&whole[..], &vec![0; 4096 * 9]].concat();
     assert_eq!(scan_with(&grown, consent).unwrap().revision, 301);
     let mut altered = sealed(&whole);
     altered[9000] ^= 1;

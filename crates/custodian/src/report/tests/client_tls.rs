@@ -7,7 +7,7 @@ fn message(status: &EtcdStatus, type_: &str) -> String {
 }
 
 /// An Etcd whose spec wants TLS for clients, and what its status says.
-fn wanting_tls(scene: &Scene, observed: i64, errors: Value) -> Report {
+fn wanting_tls(scene: &Scene, observed: i64, errors: &Value) -> Report {
     let mut cluster = scene.cluster();
     let mut etcd = serde_json::to_value(&*cluster.etcd).unwrap();
     etcd["spec"]["etcd"] = json!({"clientUrlTls": {
@@ -50,7 +50,7 @@ fn members_that_cannot_follow_client_tls_are_not_ready() {
         let report = wanting_tls(scene, observed, errors.clone());
         is(&report.status, ready::TYPE, want);
     }
-    let status = wanting_tls(&plain, 3, refused()).status;
+    let status = wanting_tls(&plain, 3, &refused()).status;
     let text = message(&status, ready::TYPE);
     for part in [
         "without TLS by main-0, main-1, main-2",
@@ -58,7 +58,7 @@ fn members_that_cannot_follow_client_tls_are_not_ready() {
     ] {
         assert!(text.contains(part), "{text}");
     }
-    let before = wanting_tls(&plain, 4, json!([])).status;
+    let before = wanting_tls(&plain, 4, &json!([])).status;
     let events = transitions::between(&before, &status, Some("main-0"));
     let reasons: Vec<_> = events.iter().map(|event| event.reason).collect();
     assert_eq!(reasons, [event::CLIENT_TLS_MISMATCH]);
