@@ -50,7 +50,8 @@ impl StoredVoters {
             let is_there = join_all(answers).await.contains(&true);
             (!is_there).then(|| name(voter))
         });
-        let silent: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+        let mut silent: Vec<_> = join_all(asked).await.into_iter().flatten().collect();
+        silent.sort();
         let voters = Voters {
             total: stored.voters.len(),
             serving: stored.voters.len() - silent.len(),
@@ -72,7 +73,8 @@ fn unwanted(stored: &Stored, wanted: &ClusterConfig) -> Option<String> {
         .voters
         .iter()
         .filter(|voter| !names.contains(voter.name.as_str()));
-    let missing: Vec<_> = missing.map(name).collect();
+    let mut missing: Vec<_> = missing.map(name).collect();
+    missing.sort();
     let voters = Voters {
         total,
         serving: total - missing.len(),
