@@ -92,8 +92,8 @@ mod tests {
     /// granted: without TLS, with TLS.
     #[test]
     fn a_formed_cluster_keeps_what_it_has_recorded() {
-        let (plain, tls, silent) = (member(Some(false)), member(Some(true)), member(None));
         type Row = (Vec<Arc<EtcdMember>>, bool, Option<bool>, [bool; 2]);
+        let (plain, tls, silent) = (member(Some(false)), member(Some(true)), member(None));
         let rows: Vec<Row> = vec![
             // Nothing has formed: the spec may still change.
             (vec![], false, None, [true, true]),

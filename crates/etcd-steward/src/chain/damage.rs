@@ -107,16 +107,19 @@ impl fmt::Display for Damage {
 pub fn is_damage(error: &assemble::Error) -> bool {
     use assemble::Error as E;
     match error {
-        E::Base { source, .. } if matches!(source, full::Error::Scratch(_)) => false,
-        E::Base { .. } | E::Delta { .. } => store_error(error).is_none_or(|class| class == Class::Corrupt),
-        E::BaseDatabase { .. } | E::Gap { .. } | E::EndsElsewhere { .. } => true,
-        E::TargetCompacted { .. }
+        E::Base {
+            source: full::Error::Scratch(_),
+            ..
+        }
+        | E::TargetCompacted { .. }
         | E::TargetNotReached { .. }
         | E::NoTime { .. }
         | E::RevisionTooHigh { .. }
         | E::Write(_)
         | E::Io { .. }
         | E::Stopped => false,
+        E::Base { .. } | E::Delta { .. } => store_error(error).is_none_or(|class| class == Class::Corrupt),
+        E::BaseDatabase { .. } | E::Gap { .. } | E::EndsElsewhere { .. } => true,
     }
 }
 

@@ -47,7 +47,7 @@ fn members_that_cannot_follow_client_tls_are_not_ready() {
         // Members of an older version don't say.
         (&Scene::new(3), 3, refused(), ("True", "Quorate")),
     ] {
-        let report = wanting_tls(scene, observed, errors.clone());
+        let report = wanting_tls(scene, observed, &errors);
         is(&report.status, ready::TYPE, want);
     }
     let status = wanting_tls(&plain, 3, &refused()).status;
