@@ -44,7 +44,11 @@ impl Source {
             ..BackupSpec::default()
         };
         let status = Status::new(EtcdMemberStatus::default());
-        status.update(|status| status.role = Some(MemberRole::Leader));
+        status.update(|status| {
+            status.role = Some(MemberRole::Leader);
+            // Whose the backups are.
+            status.cluster_id = Some("00000000000000c1".to_owned());
+        });
         let connector = Connector {
             tls: PathBuf::new(),
             client_tls: PathBuf::new(),
