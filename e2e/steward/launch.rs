@@ -1,14 +1,16 @@
 //! The launcher and its etcd: how it ends, and what becomes of it then.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::Path, time::Duration};
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, ensure};
 use nix::{
-    sys::{
-        signal::{Signal, kill},
-        stat::Mode,
-    },
-    unistd::{Pid, mkfifo},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
 };
 use serde_json::json;
 use tokio::time::sleep;
@@ -18,6 +20,9 @@ use crate::{
     member::free_port,
     rig::{Rig, Setup},
 };
+
+/// How long a check waits for another process that has the database open.
+const LOCK_DEADLINE: Duration = Duration::from_secs(5);
 
 fn single() -> Setup {
     Setup {
@@ -223,10 +228,9 @@ async fn launch_a_configuration_reaches_members_that_never_served() -> anyhow::R
 async fn launch_a_check_does_not_hold_up_the_end() -> anyhow::Result<()> {
     let mut rig = Rig::start(single()).await?;
     rig.members[0].kill();
-    // Whoever opens it waits for somebody who never comes.
-    let db = rig.members[0].data_dir().join("member/snap/db");
-    fs::remove_file(&db)?;
-    mkfifo(&db, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    // The check waits until whoever has the database open lets go of it, for some seconds.
+    let db = fs::File::open(rig.members[0].data_dir().join("member/snap/db"))?;
+    db.lock()?;
     rig.members[0].start()?;
     rig.until("the check has begun", async || {
         let (reason, message) = rig.members[0].condition("Initialized").await?;
@@ -235,6 +239,7 @@ async fn launch_a_check_does_not_hold_up_the_end() -> anyhow::Result<()> {
     })
     .await?;
     let pid = i32::try_from(rig.members[0].steward_pid().context("a steward")?)?;
+    let asked = Instant::now();
     kill(Pid::from_raw(pid), Signal::SIGTERM)?;
     rig.until("the steward ends", async || {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -242,6 +247,8 @@ async fn launch_a_check_does_not_hold_up_the_end() -> anyhow::Result<()> {
         Ok(())
     })
     .await?;
+    let took = asked.elapsed();
+    ensure!(took < LOCK_DEADLINE / 2, "it ended after {took:?} only");
     let code = rig.members[0].steward_ended()?;
     ensure!(code == Some(0), "it ended with {code:?}");
     Ok(())

@@ -62,14 +62,17 @@ impl EtcdError {
         ["etcdserver: permission denied", "etcdserver: corrupt cluster"].contains(&self.message())
     }
 
-    /// Whether it only says that a leader is being elected, or has just changed.
+    /// Whether it only says that a leader is being elected, or has just changed: messages of etcd's `rpctypes`, and of its
+    /// Raft library, whose errors etcd passes on as they are.
     pub fn is_election(&self) -> bool {
         let words = [
             "no leader",
             "leader changed",
             "not leader",
-            "leader failure",
             "leader transfer",
+            "raft proposal dropped",
+            // Also the one "possibly due to previous leader failure".
+            "request timed out",
         ];
         let is_asked_of_quorum = |call: &str| matches!(call, "ask for a quorum" | "list alarms");
         matches!(self, Self::Timeout { call, .. } if is_asked_of_quorum(call))
