@@ -52,9 +52,9 @@ up_s3() {
   echo locked >"$dir/locked-bucket"
   AWS_ACCESS_KEY_ID=$(cat "$dir/secret/accessKeyID") AWS_SECRET_ACCESS_KEY=$(cat "$dir/secret/secretAccessKey") \
     start store-s3 "$BIN/s3" -dir "$dir/data" -listen "$ip:$port"
-  retry 20 curl -sf "$endpoint/healthz"
-  retry 5 s3_bucket backups
-  retry 5 s3_bucket locked -H 'x-amz-bucket-object-lock-enabled: true'
+  retry 60 curl -sf "$endpoint/healthz"
+  retry 60 s3_bucket backups
+  retry 60 s3_bucket locked -H 'x-amz-bucket-object-lock-enabled: true'
 }
 
 # --- Google Cloud Storage ---------------------------------------------------------
@@ -68,7 +68,7 @@ up_gcs() {
       auth_uri: "https://accounts.google.com/o/oauth2/auth", token_uri: "https://oauth2.googleapis.com/token"}')"
   start store-gcs "$BIN/gcs" -scheme http -host "$ip" -port "$port" -public-host "$ip:$port" \
     -backend filesystem -filesystem-root "$dir/data" -log-level warn
-  retry 20 curl -sf "$endpoint/_internal/healthcheck"
+  retry 60 curl -sf "$endpoint/_internal/healthcheck"
   curl -sf "$endpoint/storage/v1/b/backups" >/dev/null || curl -sSf "$endpoint/storage/v1/b?project=druid-dev" \
     -H 'content-type: application/json' -d '{"name": "backups"}' >/dev/null
 }
@@ -94,7 +94,7 @@ up_azurite() {
   AZURITE_ACCOUNTS=druiddev:$(cat "$dir/secret/storageKey") start store-azurite \
     node "$CACHE/azurite/node_modules/azurite/dist/src/blob/main.js" --blobHost "$ip" --blobPort "$port" \
     --location "$dir/data" --silent --disableTelemetry --disableProductStyleUrl --skipApiVersionCheck
-  retry 30 azure_container backups
+  retry 120 azure_container backups
 }
 
 down() { # down NAME: with all that it holds
