@@ -26,6 +26,7 @@ mod learners;
 mod maintenance;
 mod member;
 mod membership;
+mod other_fulls;
 mod pki;
 mod put_back;
 mod quorum;

@@ -166,7 +166,7 @@ fn container(order: &Order<'_>, store: &StoreSpec, root: bool) -> Result<Contain
         name: "compact".to_owned(),
         image: Some(image.unwrap_or(order.image).to_owned()),
         image_pull_policy: Some("IfNotPresent".to_owned()),
-        args: Some(args(store)?),
+        args: Some(args(order.etcd, store)?),
         volume_mounts: Some(vec![VolumeMount {
             name: "scratch".to_owned(),
             mount_path: SCRATCH.to_owned(),
@@ -190,7 +190,7 @@ fn container(order: &Order<'_>, store: &StoreSpec, root: bool) -> Result<Contain
     })
 }
 
-fn args(store: &StoreSpec) -> Result<Vec<String>, UnknownStoreProvider> {
+fn args(etcd: &Etcd, store: &StoreSpec) -> Result<Vec<String>, UnknownStoreProvider> {
     let mut args = vec!["compact".to_owned()];
     let mut flag = |name: &str, value: &str| args.push(format!("--{name}={value}"));
     if let Some(provider) = store.provider()? {
@@ -202,6 +202,10 @@ fn args(store: &StoreSpec) -> Result<Vec<String>, UnknownStoreProvider> {
     flag("store-prefix", &store.prefix);
     if let Some(endpoint) = &store.endpoint_override {
         flag("store-endpoint", endpoint);
+    }
+    // Others may store their backups in the same place.
+    if let Some(uid) = etcd.uid() {
+        flag("etcd-uid", &uid);
     }
     flag("temp-dir", TEMP);
     if store.is_plain_http() {
@@ -330,6 +334,7 @@ mod tests {
                 "--store-container=bkp",
                 "--store-prefix=p",
                 "--store-endpoint=http://s3:9000",
+                "--etcd-uid=u1",
                 "--temp-dir=/var/etcd/data/compaction",
                 "--allow-http",
             ]

@@ -10,7 +10,7 @@ use etcd_client::{
     Client, GetOptions, WatchOptions,
     proto::{PbEvent, PbKeyValue},
 };
-use etcd_storage::delta::{Event, EventKind};
+use etcd_storage::delta::Event;
 use operator::reconcile::chain as causes;
 use sha2::{Digest as _, Sha256};
 use snapstore::{
@@ -28,8 +28,6 @@ use crate::{
 
 /// etcd has the event at hand, or none: a revision that a restore has raised has no events.
 const EVENT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longer keys aren't written into manifests.
-const LONGEST_KEY: usize = 4 << 10;
 /// Bytes of the largest answer: etcd takes values of any size that its own limit allows.
 const LARGEST_MESSAGE: usize = i32::MAX as usize;
 /// What `Event.type` of etcd's API calls a deletion.
@@ -159,33 +157,55 @@ fn lineage(happened: Option<bool>, name: &snapstore::SnapshotName, revision: i64
     }
 }
 
+/// The last event of a delta, or why it can't be read.
+async fn end_of(owner: &Owner, delta: &StoredSnapshot) -> Result<Result<Event, String>, BackupError> {
+    match chain::last_event(&owner.store, delta).await {
+        Ok(Some(event)) => Ok(Ok(event)),
+        Ok(None) => Ok(Err("it is empty".to_owned())),
+        Err(error) => {
+            let class = chain::store_error(&error).unwrap_or(Class::Corrupt);
+            let error = snapstore::Error::new(class, format!("read {}", delta.name), causes(&error));
+            unreadable(owner, error).map(Err)
+        }
+    }
+}
+
+/// Whether a full snapshot ends with the same event as another snapshot of that revision. Shows whose it is when etcd has
+/// compacted that revision.
+pub(super) async fn ends_like(
+    owner: &Owner,
+    full: &StoredSnapshot,
+    other: &StoredSnapshot,
+) -> Result<bool, BackupError> {
+    let stated = last_event_of(owner, full).await?;
+    let expected = match other.name.kind {
+        Kind::Full => last_event_of(owner, other).await?,
+        Kind::Delta => {
+            let event = Box::pin(end_of(owner, other)).await?;
+            event.ok().map(|event| chain::describe(&event))
+        }
+    };
+    Ok(stated.is_some() && stated == expected)
+}
+
+async fn last_event_of(owner: &Owner, full: &StoredSnapshot) -> Result<Option<LastEvent>, BackupError> {
+    let facts = describe(owner, full).await?.ok().flatten();
+    Ok(facts.and_then(|facts| facts.last_event))
+}
+
 /// Whether the last event of a delta happened here; `None` if etcd has dropped it. Or why the delta can't be read.
 pub(super) async fn delta_happened(
     owner: &Owner,
     delta: &StoredSnapshot,
 ) -> Result<Result<Option<bool>, String>, BackupError> {
-    let event = match chain::last_event(&owner.store, delta).await {
-        Ok(Some(event)) => event,
-        Ok(None) => return Ok(Err("it is empty".to_owned())),
-        Err(error) => {
-            let class = chain::store_error(&error).unwrap_or(Class::Corrupt);
-            let error = snapstore::Error::new(class, format!("read {}", delta.name), causes(&error));
-            return unreadable(owner, error).map(Err);
-        }
+    let event = match end_of(owner, delta).await? {
+        Ok(event) => event,
+        Err(why) => return Ok(Err(why)),
     };
     let mut client = owner.connector.local().await?;
-    let (key, revision, stated) = (event.key.clone(), event.mod_revision, summary(&event));
+    let (key, revision, stated) = (event.key.clone(), event.mod_revision, chain::describe(&event));
     let happened = happened(&mut client, key, revision, &stated).await;
     Ok(Ok(unless_compacted(happened)?))
-}
-
-fn summary(event: &Event) -> LastEvent {
-    LastEvent {
-        key: BASE64.encode_to_string(&event.key),
-        deleted: event.kind == EventKind::Delete,
-        version: event.version,
-        value_sha256: hex::encode(Sha256::digest(&event.value)),
-    }
 }
 
 async fn happened(
@@ -225,14 +245,11 @@ pub(super) async fn last_event(connector: &Connector, revision: i64) -> Option<L
     if revision <= 1 {
         return None;
     }
-    match timeout(EVENT_TIMEOUT, event_of(connector, revision)).await {
-        Ok(Ok(event)) => event,
-        Ok(Err(error)) => {
-            debug!(revision, %error, "no event goes into the manifest");
-            None
-        }
-        Err(_) => None,
-    }
+    let event = event_of(connector, revision).await;
+    event
+        .inspect_err(|error| debug!(revision, %error, "no event goes into the manifest"))
+        .ok()
+        .flatten()
 }
 
 async fn event_of(connector: &Connector, revision: i64) -> Result<Option<LastEvent>, EtcdError> {
@@ -248,20 +265,24 @@ async fn event_of(connector: &Connector, revision: i64) -> Result<Option<LastEve
         call: CALL,
         source: Box::new(source),
     };
-    while let Some(answer) = stream.message().await.map_err(failed)? {
-        if answer.compact_revision() > 0 || answer.canceled() {
-            return Ok(None);
+    let read = async {
+        while let Some(answer) = stream.message().await.map_err(failed)? {
+            if answer.compact_revision() > 0 || answer.canceled() {
+                return Ok(None);
+            }
+            if !answer.0.events.is_empty() {
+                return Ok(summarize(&answer.0.events, revision));
+            }
         }
-        if !answer.0.events.is_empty() {
-            return Ok(summarize(&answer.0.events, revision));
-        }
-    }
-    Ok(None)
+        Ok(None)
+    };
+    // From here on: that etcd is slow to begin says nothing.
+    timeout(EVENT_TIMEOUT, read).await.unwrap_or(Ok(None))
 }
 
 /// Of the events of a revision a put, if there is one: what was there before a deletion is the first to be compacted.
 fn summarize(events: &[PbEvent], revision: i64) -> Option<LastEvent> {
-    let fits = |kv: &&PbKeyValue| kv.mod_revision == revision && kv.key.len() <= LONGEST_KEY;
+    let fits = |kv: &&PbKeyValue| kv.mod_revision == revision && kv.key.len() <= chain::LONGEST_KEY;
     let of_revision = || {
         events
             .iter()

@@ -93,6 +93,10 @@ impl FullLane {
         self.due = true;
     }
 
+    pub(super) fn is_busy(&self) -> bool {
+        self.job.is_some()
+    }
+
     pub(super) fn order(&mut self, order: Order) {
         self.orders.push(order);
     }

@@ -7,6 +7,7 @@ pub(crate) mod full;
 mod health;
 mod history;
 mod lanes;
+mod other_fulls;
 pub mod owner;
 mod ownership;
 mod pace;
@@ -98,6 +99,9 @@ pub enum BackupError {
     /// The store isn't as this owner left it.
     #[error("{0}, the newest snapshot that was stored, isn't in the store any more: it is looked at anew")]
     SnapshotMissing(String),
+    /// What is stored can't be marked as this cluster's.
+    #[error("the ID of the cluster isn't known: etcd hasn't answered since it leads")]
+    ClusterIdUnknown,
     /// Another member leads.
     #[error("this member doesn't lead the cluster any more")]
     NotLeader,
@@ -136,6 +140,7 @@ impl Reason for BackupError {
             Self::StoreAhead { .. } => "StoreAhead",
             Self::PrefixInUse { .. } => "PrefixInUse",
             Self::SnapshotMissing(_) => "SnapshotMissing",
+            Self::ClusterIdUnknown => "ClusterIdUnknown",
             Self::NotLeader => "NotOwner",
             Self::Compacted(_) => "Compacted",
             Self::Timeout(_) => "Timeout",

@@ -170,7 +170,7 @@ impl Owner {
                         retry = FIRST_RETRY;
                     }
                     self.resign();
-                    if !matches!(error, BackupError::NotLeader) {
+                    if !is_passing(&error, retry) {
                         self.failed(&error).await;
                         debug!(reason = error.reason(), error = chain(&error), ?retry, "a term of backups has failed");
                     }
@@ -218,6 +218,7 @@ impl Owner {
     /// One term of ownership; ends only with an error.
     async fn term(&self) -> BackupError {
         let (sender, orders) = mpsc::channel(8);
+        let (found, others) = mpsc::channel(1);
         let snapshotter = match Box::pin(Snapshotter::begin(self)).await {
             Ok(snapshotter) => snapshotter,
             Err(error) => return error,
@@ -229,13 +230,13 @@ impl Owner {
         let fence = snapshotter.fence().clone();
         // On the heap: together they are too large for a thread's stack.
         tokio::select! {
-            ended = Box::pin(snapshotter.run(orders)) => match ended {
+            ended = Box::pin(snapshotter.run(orders, others)) => match ended {
                 Ok(never) => match never {},
                 Err(error) => error,
             },
             never = Box::pin(retention::run(self, &fence)) => match never {},
             never = Box::pin(verification::run(self)) => match never {},
-            error = Box::pin(prefix_watch::run(self)) => error,
+            error = Box::pin(prefix_watch::run(self, found)) => error,
             never = Box::pin(secondary::run(self, &fence)) => match never {},
         }
     }
@@ -313,6 +314,33 @@ impl Owner {
                     .tell("Backup", "BackupRecovered", "snapshots are stored again")
                     .await;
             }
+        }
+    }
+}
+
+/// Whether the end of a term is no failure: another member leads, or the status of one that leads since a moment ago has no
+/// cluster ID yet.
+fn is_passing(error: &BackupError, retry: Duration) -> bool {
+    match error {
+        BackupError::NotLeader => true,
+        BackupError::ClusterIdUnknown => retry == FIRST_RETRY,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cluster_id_that_stays_unknown_is_a_failure() {
+        for (error, retry, expected) in [
+            (BackupError::NotLeader, LAST_RETRY, true),
+            (BackupError::ClusterIdUnknown, FIRST_RETRY, true),
+            (BackupError::ClusterIdUnknown, FIRST_RETRY * 2, false),
+            (BackupError::Compacted(7), FIRST_RETRY, false),
+        ] {
+            assert_eq!(is_passing(&error, retry), expected, "{error}");
         }
     }
 }

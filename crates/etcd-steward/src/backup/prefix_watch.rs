@@ -5,12 +5,16 @@ use std::{collections::HashSet, time::Duration};
 
 use jiff::{SignedDuration, Timestamp};
 use snapstore::{Class, Error, Kind, Listing, SnapStore, SnapshotName, StoredSnapshot};
-use tokio::time::{sleep, timeout};
+use tokio::{
+    sync::mpsc,
+    time::{sleep, timeout},
+};
 use tracing::{debug, info};
 
 use super::{
     BackupError,
     history::{self, Lineage},
+    other_fulls::OtherFulls,
     owner::Owner,
     ownership::{Origin, Tenant, is_recent, stored_at, unaware, yields_to},
     snapshotter::{NewestSet, newest_set},
@@ -18,7 +22,7 @@ use super::{
     verification::begin_anew,
 };
 
-/// How often the store is looked at when there are no periodic deltas.
+/// How often the store is looked at when deltas are rarer, or not periodic.
 const LOOK_PERIOD: Duration = Duration::from_mins(1);
 /// Another history, or nothing that shows that it is this cluster's.
 const HISTORY_DIFFERS: &str = "HistoryDiffers";
@@ -34,15 +38,14 @@ struct Tenants {
 }
 
 async fn tenants(owner: &Owner, listing: &Listing) -> Result<Tenants, BackupError> {
-    // A leader whose status isn't known yet is one no more.
-    let cluster = owner.cluster_id().ok_or(BackupError::NotLeader)?;
+    let cluster = owner.cluster_id().ok_or(BackupError::ClusterIdUnknown)?;
     let surveyed = owner.origins.survey(&owner.store, listing, &cluster).await;
     surveyed.map_err(|source| store_error(owner, source))?;
     let all = owner.origins.tenants(listing).into_iter();
     let (own, others): (Vec<_>, Vec<_>) = all.partition(|tenant| tenant.origin.cluster == cluster);
     let own = own.into_iter().next();
     owner.origins.claim(own.as_ref());
-    let origin = owner.origin().ok_or(BackupError::NotLeader)?;
+    let origin = owner.origin().ok_or(BackupError::ClusterIdUnknown)?;
     Ok(Tenants { origin, own, others })
 }
 
@@ -183,17 +186,18 @@ pub(super) async fn own_listing(owner: &Owner, listing: Listing) -> Result<Listi
     Ok(owner.origins.without_others(listing, own, |_| false))
 }
 
-/// Looks again and again, for as long as the term lasts. Returns why it must end.
-pub(super) async fn run(owner: &Owner) -> BackupError {
+/// Looks again and again, for as long as the term lasts. Returns why it must end. `found`: where full snapshots go that are
+/// this cluster's, and newer than the one that its owner knows.
+pub(super) async fn run(owner: &Owner, found: mpsc::Sender<StoredSnapshot>) -> BackupError {
     let period = owner.settings.delta_period.unwrap_or(LOOK_PERIOD);
     let mut watch = Watch::default();
     loop {
-        match watch.look(owner).await {
+        match watch.look(owner, &found).await {
             Ok(()) => {}
             Err(error @ (BackupError::PrefixInUse { .. } | BackupError::SnapshotMissing(_))) => return error,
             Err(error) => debug!(%error, "what lies below the prefix can't be looked at"),
         }
-        sleep(period).await;
+        sleep(period.min(LOOK_PERIOD)).await;
     }
 }
 
@@ -203,10 +207,11 @@ struct Watch {
     seen: Option<HashSet<SnapshotName>>,
     /// How often the newest snapshot was missing.
     missing: u32,
+    others: OtherFulls,
 }
 
 impl Watch {
-    async fn look(&mut self, owner: &Owner) -> Result<(), BackupError> {
+    async fn look(&mut self, owner: &Owner, found: &mpsc::Sender<StoredSnapshot>) -> Result<(), BackupError> {
         let known = owner.known();
         let listed = owner.store.list().await;
         let listing = listed.map_err(|source| store_error(owner, source))?;
@@ -224,6 +229,11 @@ impl Watch {
         tenants.admit(owner)?;
         self.check_unnamed(owner, &tenants, &listing, &fresh).await?;
         answer(owner, &tenants).await;
+        let cluster = &tenants.origin.cluster;
+        if let Some(full) = self.others.newest(owner, &listing, cluster).await? {
+            // While the last one isn't taken, the next look brings it again.
+            let _ = found.try_send(full);
+        }
         Ok(())
     }
 

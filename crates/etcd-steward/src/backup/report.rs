@@ -54,26 +54,13 @@ impl Report {
         let (kind, revision) = (snapshot.name.kind, snapshot.name.last_revision);
         info!(name = %snapshot.name, revision, bytes = snapshot.object.size, ?took, "stored a snapshot");
         self.owner.metrics.snapshot_stored(&snapshot.name);
-        let mut is_newest = true;
-        self.owner.learn(|known| {
-            match kind {
-                Kind::Full => {
-                    known.full = Some(snapshot.clone());
-                    known.deltas.retain(|delta| delta.name.last_revision > revision);
-                }
-                Kind::Delta => {
-                    // One that a full snapshot has overtaken only completes the chain before that.
-                    let full = known.full.as_ref().map_or(0, |full| full.name.last_revision);
-                    is_newest = revision > full;
-                    known.deltas.extend(is_newest.then(|| snapshot.clone()));
-                }
+        let is_newest = match kind {
+            Kind::Full => {
+                self.begins_with(snapshot);
+                true
             }
-            known.covered = known.covered.max(revision);
-        });
-        match kind {
-            Kind::Full => self.sizes = self.sizes.split_off(&(revision + 1)),
-            Kind::Delta => self.sizes.extend(is_newest.then_some((revision, *size))),
-        }
+            Kind::Delta => self.adds(snapshot, *size),
+        };
         self.as_of = self.as_of.max(Some(*as_of));
         if is_newest {
             let info = Some(info_of(snapshot, *size));
@@ -84,6 +71,39 @@ impl Report {
         }
         self.publish();
         self.owner.works(kind).await;
+    }
+
+    /// A full snapshot that this owner hasn't stored takes the place of the newest one.
+    pub(super) fn found(&mut self, full: &StoredSnapshot) {
+        info!(name = %full.name, "a full snapshot of this cluster was stored by something else than this owner");
+        self.owner.metrics.snapshot_stored(&full.name);
+        self.begins_with(full);
+        self.publish();
+    }
+
+    /// The newest chain begins with another full snapshot.
+    fn begins_with(&mut self, full: &StoredSnapshot) {
+        let revision = full.name.last_revision;
+        self.owner.learn(|known| {
+            known.full = Some(full.clone());
+            known.deltas.retain(|delta| delta.name.last_revision > revision);
+            known.covered = known.covered.max(revision);
+        });
+        self.sizes = self.sizes.split_off(&(revision + 1));
+    }
+
+    /// One more delta. False of one that a full snapshot has overtaken: it only completes the chain before that.
+    fn adds(&mut self, delta: &StoredSnapshot, size: u64) -> bool {
+        let revision = delta.name.last_revision;
+        let mut is_newest = true;
+        self.owner.learn(|known| {
+            let full = known.full.as_ref().map_or(0, |full| full.name.last_revision);
+            is_newest = revision > full;
+            known.deltas.extend(is_newest.then(|| delta.clone()));
+            known.covered = known.covered.max(revision);
+        });
+        self.sizes.extend(is_newest.then_some((revision, size)));
+        is_newest
     }
 
     /// The cluster's revision was looked at.

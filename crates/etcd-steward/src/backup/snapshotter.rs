@@ -106,7 +106,11 @@ impl Snapshotter {
     }
 
     /// Follows the watch until something fails that a new term must mend.
-    pub(super) async fn run(mut self, mut orders: mpsc::Receiver<Order>) -> Result<Infallible, BackupError> {
+    pub(super) async fn run(
+        mut self,
+        mut orders: mpsc::Receiver<Order>,
+        mut others: mpsc::Receiver<StoredSnapshot>,
+    ) -> Result<Infallible, BackupError> {
         let period = self.owner.settings.delta_period.unwrap_or(LOOK_PERIOD);
         let mut tick = Instant::now() + period;
         loop {
@@ -120,6 +124,7 @@ impl Snapshotter {
                 },
                 (outcome, took) = self.deltas.ended() => self.delta_ended(outcome, took).await?,
                 order = orders.recv() => self.take(order.ok_or(BackupError::NotLeader)?).await?,
+                Some(full) = others.recv() => self.found(&full),
                 () = sleep_until(tick) => {
                     tick = Instant::now() + period;
                     self.deltas.set_due(self.owner.settings.delta_period.is_some());
@@ -236,6 +241,16 @@ impl Snapshotter {
                 self.fulls.failed(error);
                 Ok(())
             }
+        }
+    }
+
+    /// A full snapshot of this cluster that this owner hasn't stored. The one that is under way is newer; afterwards it is
+    /// looked at again.
+    fn found(&mut self, full: &StoredSnapshot) {
+        let known = self.owner.known().full.map(|known| known.name);
+        let is_newer = known.is_some_and(|known| known < full.name);
+        if is_newer && !self.fulls.is_busy() && self.gap.is_none() {
+            self.report.found(full);
         }
     }
 

@@ -6,11 +6,14 @@ use etcd_storage::chain::{Kind, Link, Plan};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use snapstore::{
     SnapStore, StoredSnapshot,
-    manifest::{Facts, Manifest, facts},
+    manifest::{Facts, LastEvent, Manifest, facts},
 };
-use tracing::info;
+use tracing::{debug, info};
 
-use super::{Catalog, Error, Route, Wanted};
+use super::{
+    Catalog, Error, Route, Wanted,
+    ending::{LONGEST_KEY, describe, last_event},
+};
 
 /// Manifests that are read at once.
 const AT_ONCE: usize = 16;
@@ -43,6 +46,20 @@ pub(crate) async fn admitted(
     }))
 }
 
+/// The last event of a delta, for a manifest. Without it the cluster takes a full snapshot sooner.
+async fn end_of(store: &Arc<dyn SnapStore>, delta: &StoredSnapshot) -> Option<LastEvent> {
+    match last_event(store, delta).await {
+        Ok(event) => {
+            let event = event.filter(|event| event.key.len() <= LONGEST_KEY);
+            event.as_ref().map(describe)
+        }
+        Err(error) => {
+            debug!(name = %delta.name, %error, "no event goes into the manifest");
+            None
+        }
+    }
+}
+
 impl Catalog {
     /// Finds the way to the wanted state, see [`Catalog::route`], of snapshots whose manifests are in order.
     pub async fn find(
@@ -59,16 +76,32 @@ impl Catalog {
         }
     }
 
-    /// What the manifest of a plan's newest snapshot says of the cluster, as far as that is true of another snapshot too.
-    pub fn facts(&self, plan: &Plan) -> Facts {
+    /// What the manifest of a plan's newest snapshot says, as far as that is true of another snapshot of its end too, and the
+    /// last event.
+    pub async fn facts(&self, store: &Arc<dyn SnapStore>, plan: &Plan) -> Facts {
         let newest = plan.deltas.last().unwrap_or(&plan.base);
         let facts = self.manifest(newest).map(|manifest| manifest.facts.clone());
-        Facts {
-            keys: None,
-            database_sha256: None,
-            last_event: None,
-            ..facts.unwrap_or_default()
+        let mut facts = facts.unwrap_or_else(|| self.cluster_before(plan));
+        facts.database_sha256 = None;
+        if let Some(delta) = plan.deltas.last() {
+            facts.keys = None;
+            facts.last_event = end_of(store, &self.0[delta.index].stored).await;
         }
+        facts
+    }
+
+    /// Of which cluster the snapshots before a plan's newest one are, if its manifest isn't there yet or never came: the last
+    /// event shows whether that is so.
+    fn cluster_before(&self, plan: &Plan) -> Facts {
+        let links = || plan.deltas.iter().rev().chain([&plan.base]);
+        let manifest = links().find_map(|link| self.manifest(link));
+        let facts = manifest.map(|manifest| &manifest.facts);
+        facts.map_or_else(Facts::default, |facts| Facts {
+            cluster_id: facts.cluster_id.clone(),
+            etcd_uid: facts.etcd_uid.clone(),
+            owner_since: facts.owner_since,
+            ..Facts::default()
+        })
     }
 
     /// The manifest of a snapshot, once it was looked at.

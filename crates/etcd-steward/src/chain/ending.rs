@@ -2,15 +2,30 @@
 
 use std::{io, sync::Arc};
 
+use base64_simd::STANDARD as BASE64;
 use etcd_storage::{
     compression::Decoder,
-    delta::{self, Event},
+    delta::{self, Event, EventKind},
     object::Object,
 };
-use snapstore::{SnapStore, StoredSnapshot};
+use sha2::{Digest as _, Sha256};
+use snapstore::{SnapStore, StoredSnapshot, manifest::LastEvent};
 use tokio::runtime::Handle;
 
 use super::{attest::admitted, object};
+
+/// Longer keys aren't written into manifests.
+pub(crate) const LONGEST_KEY: usize = 4 << 10;
+
+/// An event as manifests describe it.
+pub(crate) fn describe(event: &Event) -> LastEvent {
+    LastEvent {
+        key: BASE64.encode_to_string(&event.key),
+        deleted: event.kind == EventKind::Delete,
+        version: event.version,
+        value_sha256: hex::encode(Sha256::digest(&event.value)),
+    }
+}
 
 /// The last event of a delta whose manifest is in order, and whose hash is right.
 pub(crate) async fn last_event(

@@ -54,7 +54,8 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     loop {
         let found = catalog.find(&store, &Wanted::Latest, false).await;
         let route = found.map_err(|error| CliError::of(error, refused))?;
-        let job = Job::new(&args, &store, &catalog, &route, stop.clone());
+        let facts = catalog.facts(&store, &route.plan).await;
+        let job = Job::new(&args, &store, &catalog, &route, facts, stop.clone());
         match tokio::task::spawn_blocking(move || job.run()).await? {
             // The next way, which there isn't, says what is missing without it.
             Err(CliError::Engine(error)) if catalog.condemn_for(&error) => {}

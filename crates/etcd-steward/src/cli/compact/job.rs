@@ -48,6 +48,7 @@ impl Job {
         store: &Arc<dyn SnapStore>,
         catalog: &Catalog,
         route: &Route,
+        facts: Facts,
         stop: Stop,
     ) -> Self {
         let runtime = Handle::current();
@@ -66,7 +67,7 @@ impl Job {
             runtime,
             compression: args.compression.or(chosen).unwrap_or_default(),
             is_final: newest.is_some_and(|stored| stored.name.is_final),
-            facts: catalog.facts(&route.plan),
+            facts,
             stop,
         }
     }
