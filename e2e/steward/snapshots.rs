@@ -16,6 +16,7 @@ use crate::{
     deltas::MEMORY,
     faults::{Proxy, refusing_store},
     member::{free_port, program},
+    other_fulls::change_manifest,
     rig::{Rig, Setup, revisions},
 };
 
@@ -71,12 +72,24 @@ async fn snap_05_a_missed_snapshot_is_made_up_for() -> anyhow::Result<()> {
     let mut rig = Rig::start(setup).await?;
     let revision = rig.put("/kept/", 5).await?;
     rig.until_covered(revision).await?;
-    rig.kill_all();
     let full = rig.fulls()?.pop().context("a full snapshot")?;
+    rig.until("the full snapshot counts as stored", async || {
+        let last = rig.members[0].backup_status().await?.last_full;
+        ensure!(last.is_some_and(|last| last.name == full));
+        Ok(())
+    })
+    .await?;
+    rig.kill_all();
     let old = now.checked_sub(SignedDuration::from_hours(2))?.as_second();
     let aged = full.replace(&created(&full)?.to_string(), &old.to_string());
     let folder = rig.store().join("v2");
-    fs::rename(folder.join(&full), folder.join(&aged))?;
+    for prefix in ["", "Manifest-"] {
+        fs::rename(
+            folder.join(format!("{prefix}{full}")),
+            folder.join(format!("{prefix}{aged}")),
+        )?;
+    }
+    change_manifest(&rig.store(), &aged, "snapshot", &aged)?;
     rig.start_all()?;
     rig.until("there is a new full snapshot", async || {
         let fulls = rig.fulls()?;
@@ -85,7 +98,12 @@ async fn snap_05_a_missed_snapshot_is_made_up_for() -> anyhow::Result<()> {
     })
     .await?;
     sleep(Duration::from_secs(2)).await;
-    ensure!(rig.fulls()?.len() == 2, "{:?}", rig.fulls()?);
+    let fulls = rig.fulls()?;
+    let log = rig.members[0].log();
+    ensure!(
+        fulls.len() == 2 && !log.contains("HistoryUnproven"),
+        "{fulls:?}\n{log}"
+    );
     Ok(())
 }
 
