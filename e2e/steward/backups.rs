@@ -207,6 +207,7 @@ async fn snap_07_restarts_take_no_new_full_snapshot() -> anyhow::Result<()> {
     let mut rig = Rig::start(Setup::single()).await?;
     let revision = rig.put("/kept/", 5).await?;
     rig.until_covered(revision).await?;
+    rig.until_full_counts().await?;
     let before = rig.fulls()?;
     for round in 0..5 {
         rig.members[0].kill_steward();

@@ -422,6 +422,17 @@ impl Rig {
         .await
     }
 
+    /// Waits until the first member knows the only full snapshot, which has its manifest then. Returns its name.
+    pub(crate) async fn until_full_counts(&self) -> anyhow::Result<String> {
+        self.until("the full snapshot counts as stored", async || {
+            let full = self.fulls()?.pop().context("a full snapshot")?;
+            let last = self.members[0].backup_status().await?.last_full;
+            ensure!(last.is_some_and(|last| last.name == full), "{full} isn't known");
+            Ok(full)
+        })
+        .await
+    }
+
     /// Restores the backups with the command line, and returns the records: what `dump` prints.
     pub(crate) fn restored(&self) -> anyhow::Result<Vec<Value>> {
         restored_from(&self.store())

@@ -72,13 +72,7 @@ async fn snap_05_a_missed_snapshot_is_made_up_for() -> anyhow::Result<()> {
     let mut rig = Rig::start(setup).await?;
     let revision = rig.put("/kept/", 5).await?;
     rig.until_covered(revision).await?;
-    let full = rig.fulls()?.pop().context("a full snapshot")?;
-    rig.until("the full snapshot counts as stored", async || {
-        let last = rig.members[0].backup_status().await?.last_full;
-        ensure!(last.is_some_and(|last| last.name == full));
-        Ok(())
-    })
-    .await?;
+    let full = rig.until_full_counts().await?;
     rig.kill_all();
     let old = now.checked_sub(SignedDuration::from_hours(2))?.as_second();
     let aged = full.replace(&created(&full)?.to_string(), &old.to_string());
