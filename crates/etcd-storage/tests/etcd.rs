@@ -382,6 +382,10 @@ fn compaction_of(minor: Minor) {
             &json!({"revision": at.to_string(), "physical": true}),
         );
         let expected = etcd.hash_kv();
+        let keys = etcd.post(
+            "/v3/kv/range",
+            &json!({"key": "AA==", "range_end": "AA==", "count_only": true}),
+        );
         etcd.stop();
 
         let snapshot = dir.path().join(format!("ours-{at}.db"));
@@ -400,6 +404,7 @@ fn compaction_of(minor: Minor) {
             (summary.revision, summary.compact_revision, summary.sha256),
             (last, at, made.sha256)
         );
+        assert_eq!(keys["count"], json!(summary.keys.unwrap().to_string()), "{minor} at {at}");
         assert!(
             lines(&snapshot) == lines(&theirs.join("member/snap/db")),
             "{minor} at {at}"

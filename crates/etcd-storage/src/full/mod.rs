@@ -6,6 +6,7 @@
 //! lower bound: etcd starts to write the file later.
 
 mod freelist;
+mod keys;
 mod note;
 mod pages;
 mod record;
@@ -34,6 +35,9 @@ pub struct FullSummary {
     pub revision: i64,
     /// Revision up to which the history was compacted; 0 for none.
     pub compact_revision: i64,
+    /// Live keys at that revision, counted by the records; none while a compaction is under way, which may have left old
+    /// records.
+    pub keys: Option<i64>,
     /// SHA-256 of the database, as in the trailer.
     pub sha256: Hash,
     /// What isn't as it should be, though nothing of the data is concerned.
@@ -252,6 +256,7 @@ impl Scanner {
             page_size: contents.page_size,
             revision: contents.last_revision.max(contents.compact_revision).max(1),
             compact_revision: contents.compact_revision,
+            keys: contents.keys,
             sha256: Hash::of(self.hasher),
             warnings: Warnings {
                 freelist: contents.freelist,

@@ -1,5 +1,7 @@
 //! What is kept of a page run: as little as a walk over the whole tree needs.
 
+use super::keys::Changes;
+
 /// What was found in a page run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Note {
@@ -12,6 +14,10 @@ pub(super) enum Note {
         records: bool,
         /// The highest compact revision in it; 0 for none.
         compacted: i64,
+        /// The revision at which a compaction was last ended; 0 for none.
+        finished: i64,
+        /// What its records mean for the number of keys.
+        changes: Changes,
     },
     /// A leaf that holds buckets.
     Directory {
@@ -54,6 +60,8 @@ impl Note {
             last: Vec::new(),
             records: true,
             compacted: 0,
+            finished: 0,
+            changes: Changes::default(),
         }
     }
 
@@ -95,10 +103,14 @@ impl Note {
                 last,
                 records,
                 compacted,
+                finished,
+                changes,
             } => {
                 out.push(1);
                 out.push(u8::from(*records));
                 put_number(out, compacted.cast_unsigned());
+                put_number(out, finished.cast_unsigned());
+                changes.write(out);
                 put_bytes(out, first);
                 put_bytes(out, last);
             }
@@ -140,6 +152,8 @@ impl Note {
             1 => Self::Leaf {
                 records: *from.split_off_first()? != 0,
                 compacted: number(from)?.cast_signed(),
+                finished: number(from)?.cast_signed(),
+                changes: Changes::read(from)?,
                 first: text(from)?.to_vec(),
                 last: text(from)?.to_vec(),
             },
@@ -180,7 +194,7 @@ fn entries(from: &mut &[u8]) -> Option<Vec<Entry>> {
     Some(entries)
 }
 
-fn put_number(out: &mut Vec<u8>, mut number: u64) {
+pub(super) fn put_number(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number.to_le_bytes()[0] | 0x80);
         number >>= 7;
@@ -193,7 +207,7 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-fn number(from: &mut &[u8]) -> Option<u64> {
+pub(super) fn number(from: &mut &[u8]) -> Option<u64> {
     let mut number = 0;
     for shift in (0..64).step_by(7) {
         let byte = *from.split_off_first()?;
@@ -225,6 +239,8 @@ mod tests {
             last: b"b".to_vec(),
             records: true,
             compacted: i64::MAX,
+            finished: 7,
+            changes: Changes::default(),
         };
         let entry = |name: &str, place| Entry {
             name: name.as_bytes().to_vec(),

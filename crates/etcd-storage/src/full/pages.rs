@@ -36,6 +36,8 @@ pub(super) struct Contents {
     /// Main revision of the last record; 0 for none.
     pub(super) last_revision: i64,
     pub(super) compact_revision: i64,
+    /// Live keys at the last revision, unless a compaction is under way.
+    pub(super) keys: Option<i64>,
     /// What is wrong with the list of free pages.
     pub(super) freelist: Option<&'static str>,
     pub(super) previous: Option<Previous>,
@@ -312,6 +314,7 @@ impl Pages {
             page_size,
             last_revision: tree.last_revision,
             compact_revision: tree.compact_revision,
+            keys: tree.keys,
             freelist,
             previous,
         }

@@ -14,7 +14,13 @@ pub(super) struct RecordScan {
     number: u64,
     bits: u32,
     malformed: bool,
+    /// The field that is being read.
+    field: u64,
+    create_revision: i64,
 }
+
+/// Number of the field `create_revision`.
+const CREATE_REVISION: u64 = 2;
 
 #[derive(Clone, Copy, Debug, Default)]
 enum Next {
@@ -54,14 +60,22 @@ impl RecordScan {
 
     fn step(&mut self, number: u64) {
         match self.next {
-            Next::Tag => match (number >> 3, number & 7) {
-                (2..=4 | 6.., VARINT) => self.next = Next::Number,
-                (1 | 5 | 7.., BYTES) => self.next = Next::Length,
-                (7.., FIXED64) => self.skip(8),
-                (7.., FIXED32) => self.skip(4),
-                _ => self.malformed = true,
-            },
-            Next::Number => self.next = Next::Tag,
+            Next::Tag => {
+                self.field = number >> 3;
+                match (self.field, number & 7) {
+                    (2..=4 | 6.., VARINT) => self.next = Next::Number,
+                    (1 | 5 | 7.., BYTES) => self.next = Next::Length,
+                    (7.., FIXED64) => self.skip(8),
+                    (7.., FIXED32) => self.skip(4),
+                    _ => self.malformed = true,
+                }
+            }
+            Next::Number => {
+                if self.field == CREATE_REVISION {
+                    self.create_revision = number.cast_signed();
+                }
+                self.next = Next::Tag;
+            }
             Next::Length => self.skip(number),
             Next::Skip(_) => {}
         }
@@ -69,6 +83,11 @@ impl RecordScan {
 
     fn skip(&mut self, left: u64) {
         self.next = if left == 0 { Next::Tag } else { Next::Skip(left) };
+    }
+
+    /// The revision in which the record's key was made; 0 if it isn't told.
+    pub(super) fn create_revision(self) -> i64 {
+        self.create_revision
     }
 
     /// Whether the bytes so far are a whole record.
@@ -104,6 +123,9 @@ mod tests {
             record.encode_around_value(&mut before, &mut after);
             let mut bytes = [&before[..], &value, &after].concat();
             prop_assert!(is_whole(&bytes, step));
+            let mut scan = RecordScan::default();
+            bytes.chunks(step).for_each(|chunk| scan.feed(chunk));
+            prop_assert_eq!(scan.create_revision(), create_revision);
             let len = bytes.len();
             for (place, byte) in changes.into_iter().filter(|_| len > 0) {
                 bytes[place.index(len)] = byte;

@@ -272,9 +272,12 @@ impl Run {
     }
 
     fn record(&mut self) {
-        let is_record = RecordKey::parse(&self.key).is_some() && self.scan.is_whole();
+        let key = RecordKey::parse(&self.key).filter(|_| self.scan.is_whole());
         match &mut self.note {
-            Ok(Note::Leaf { records, .. }) => *records &= is_record,
+            Ok(Note::Leaf { records, changes, .. }) => match key {
+                Some(key) => changes.add(key, self.scan.create_revision()),
+                None => *records = false,
+            },
             Ok(Note::Directory { has_plain, .. }) => *has_plain = true,
             _ => {}
         }
@@ -285,10 +288,16 @@ impl Run {
         let revision = RecordKey::parse(value).map_or(0, |key| key.revision.main);
         match &mut self.note {
             Ok(Note::Leaf {
-                records, compacted, ..
+                records,
+                compacted,
+                finished,
+                ..
             }) => {
                 *records = false;
                 *compacted = (*compacted).max(revision);
+                if self.key == key::FINISHED_COMPACT {
+                    *finished = revision;
+                }
             }
             Ok(Note::Directory { has_plain, .. }) => *has_plain = true,
             _ => {}

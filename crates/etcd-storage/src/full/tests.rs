@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,7 @@ use crate::bolt::format::{FREELIST_PAGE, HEADER, META, Meta, PageHeader, u64_at}
 use crate::bolt::{self, BulkWriter, Db};
 use crate::compression::{Compression, Decoder};
 use crate::mvcc::{KeyValue, RecordKey, Revision};
+use crate::schema::{bucket, key};
 use crate::trailer;
 
 fn fixture(path: &str) -> PathBuf {
@@ -58,12 +60,98 @@ fn the_last_revision_is_found() {
                     "{name}"
                 );
                 assert_eq!(summary.db_size, bytes.len() as u64 - 32);
+                assert_eq!(summary.keys, Some(live_keys(&bytes)), "{name}");
                 assert_eq!(summary.page_size, 4096);
             }
             seen += 1;
         }
     }
     assert!(seen >= 14, "only {seen} snapshots found");
+}
+
+/// The keys whose newest record is a put, found the long way.
+fn live_keys(snapshot: &[u8]) -> i64 {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("db");
+    std::fs::write(&path, &snapshot[..snapshot.len() - 32]).unwrap();
+    let db = Db::open(&path).unwrap();
+    let records = db.bucket(bucket::KEY).unwrap().unwrap();
+    let (mut cursor, mut live) = (records.cursor(&db), BTreeSet::new());
+    while let Some(entry) = cursor.next_entry().unwrap() {
+        let key = KeyValue::parse(entry.value).unwrap().key.to_vec();
+        if RecordKey::parse(entry.key).unwrap().tombstone {
+            live.remove(&key);
+        } else {
+            live.insert(key);
+        }
+    }
+    i64::try_from(live.len()).unwrap()
+}
+
+/// Main and sub-revision, key, revision in which it was made; 0 for a tombstone.
+type Record = (i64, i64, &'static str, i64);
+
+fn with_records(records: &[Record], compaction: &[(&[u8], i64)]) -> Vec<u8> {
+    let record_key = |main, sub, tombstone| {
+        let revision = Revision { main, sub };
+        RecordKey { revision, tombstone }.bytes()
+    };
+    let mut writer = BulkWriter::new(Vec::new(), 1024);
+    writer.bucket(bucket::KEY, 0, 100).unwrap();
+    for (main, sub, key, created) in records {
+        let is_tombstone = *created == 0;
+        let record = KeyValue {
+            key: key.as_bytes(),
+            create_revision: *created,
+            mod_revision: if is_tombstone { 0 } else { *main },
+            version: i64::from(!is_tombstone),
+            value: b"",
+            lease: 0,
+        };
+        let (mut before, mut after) = (Vec::new(), Vec::new());
+        record.encode_around_value(&mut before, &mut after);
+        let key = record_key(*main, *sub, is_tombstone);
+        writer.put(key.as_ref(), &[&before, &after]).unwrap();
+    }
+    writer.bucket(bucket::META, 0, 100).unwrap();
+    for (name, at) in compaction {
+        writer.put(name, &[record_key(*at, 0, false).as_ref()]).unwrap();
+    }
+    let (pages, layout) = writer.finish().unwrap();
+    sealed(&[layout.head(), pages].concat())
+}
+
+/// Live keys are counted by what the database holds, wherever its history is compacted, but not amid a compaction.
+#[test]
+fn live_keys_are_counted() {
+    let history = [
+        (5, 0, "a", 2),
+        (6, 0, "b", 6),
+        (6, 1, "c", 6),
+        (7, 0, "a", 2),
+        (8, 0, "a", 0),
+        (8, 1, "a", 8),
+        (9, 0, "b", 0),
+    ];
+    let at = |begun, finished| {
+        with_records(
+            &history,
+            &[(key::FINISHED_COMPACT, finished), (key::SCHEDULED_COMPACT, begun)],
+        )
+    };
+    // "a" is the newest record of its key up to revision 5, from where on all is there.
+    let compacted = at(5, 5);
+    assert_eq!(scan(&compacted, 997).unwrap().keys, Some(2));
+    assert_eq!(live_keys(&compacted), 2);
+    assert_eq!(scan(&at(7, 5), 997).unwrap().keys, None, "a compaction is under way");
+    // What etcd leaves of a transaction that deletes a key and puts it again, compacted at its revision.
+    let lost = with_records(
+        &[(8, 0, "a", 0), (9, 0, "b", 9)],
+        &[(key::FINISHED_COMPACT, 8), (key::SCHEDULED_COMPACT, 8)],
+    );
+    assert_eq!(scan(&lost, 997).unwrap().keys, Some(1));
+    assert_eq!(scan(&with_records(&[], &[(b"term", 1)]), 997).unwrap().keys, Some(0));
+    assert_eq!(scan(&at(0, 0), 997).unwrap().keys, Some(1), "without the put that made \"a\"");
 }
 
 #[test]

@@ -65,6 +65,8 @@ pub(super) struct Tree {
     /// Main revision of the last record; 0 for none.
     pub(super) last_revision: i64,
     pub(super) compact_revision: i64,
+    /// Live keys at the last revision; none while a compaction is under way, which may have left old records.
+    pub(super) keys: Option<i64>,
 }
 
 /// Walks everything below `root`, in a file whose pages end at `high_water`.
@@ -102,22 +104,50 @@ pub(super) fn walk(skeleton: &Skeleton, root: u64, high_water: u64) -> Result<Tr
             });
         }
     }
-    let (mut last_revision, mut compact_revision) = (0, 0);
+    // What records mean depends on where the history is compacted.
+    buckets.sort_by_key(|entry| entry.name != bucket::META);
+    let (mut last_revision, mut keys) = (0, 0);
+    let mut compaction = Compaction::default();
     for entry in buckets {
-        let compacted = walker.bucket(&entry, root)?;
         match entry.name.as_slice() {
+            bucket::META => walker.bucket(&entry, root, &mut |note| compaction.add(note))?,
             bucket::KEY => {
+                let compacted = compaction.begun;
+                walker.bucket(&entry, root, &mut |note| {
+                    if let Note::Leaf { changes, .. } = note {
+                        keys += changes.net(compacted);
+                    }
+                })?;
                 last_revision = RecordKey::parse(&walker.last_record).map_or(0, |key| key.revision.main);
             }
-            bucket::META => compact_revision = compacted,
-            _ => {}
+            _ => walker.bucket(&entry, root, &mut |_| {})?,
         }
     }
     Ok(Tree {
         used: walker.used,
         last_revision,
-        compact_revision,
+        compact_revision: compaction.begun,
+        keys: (compaction.begun == compaction.finished).then_some(keys),
     })
+}
+
+/// Where the history is compacted.
+#[derive(Debug, Default)]
+struct Compaction {
+    begun: i64,
+    finished: i64,
+}
+
+impl Compaction {
+    fn add(&mut self, note: &Note) {
+        if let Note::Leaf {
+            compacted, finished, ..
+        } = note
+        {
+            self.begun = self.begun.max(*compacted);
+            self.finished = self.finished.max(*finished);
+        }
+    }
 }
 
 fn fault(page: u64, what: &'static str) -> Error {
@@ -136,17 +166,16 @@ struct Walker<'a> {
 }
 
 impl Walker<'_> {
-    /// Walks a bucket and returns the highest compact revision in it. Its last key is left.
-    fn bucket(&mut self, entry: &Entry, root: u64) -> Result<i64, Error> {
+    /// Walks a bucket and hands over its leaves. Its last key is left.
+    fn bucket(&mut self, entry: &Entry, root: u64, each: &mut dyn FnMut(&Note)) -> Result<(), Error> {
         let only_records = entry.name == bucket::KEY;
-        let mut highest = 0;
         let mut leaf = |page: u64, note: Note| match note {
             Note::Leaf { records: false, .. } if only_records => Err(fault(
                 page,
                 "is of bucket key, but holds something that is no record",
             )),
-            Note::Leaf { compacted, .. } => {
-                highest = highest.max(compacted);
+            Note::Leaf { .. } => {
+                each(&note);
                 Ok(())
             }
             _ => Err(fault(page, "holds a bucket within a bucket")),
@@ -161,7 +190,7 @@ impl Walker<'_> {
                 }
             }
         }
-        Ok(highest)
+        Ok(())
     }
 
     /// Walks a tree in the order of its keys and hands over its leaves.
