@@ -19,6 +19,7 @@ mod hangs;
 mod histories;
 mod identity;
 mod joining;
+mod key_counts;
 mod kube_api;
 mod lanes;
 mod launch;

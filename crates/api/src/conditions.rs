@@ -127,6 +127,9 @@ pub mod member {
     pub const INITIALIZED: &str = "Initialized";
     /// True: the newest chain of snapshots has been read back and is whole. Only on the backup owner.
     pub const BACKUP_VERIFIED: &str = "BackupVerified";
+    /// False: the newest full snapshot has lost most of the keys that the one before it had, and no delta says so. What was
+    /// before it is kept. Only on the backup owner.
+    pub const BACKUP_PLAUSIBLE: &str = "BackupPlausible";
     /// True: the newest snapshots are stored. Only on the backup owner.
     pub const BACKUP_READY: &str = "BackupReady";
     /// True: the second store had all backups when it was last compared. Only on the backup owner.
@@ -140,9 +143,10 @@ pub mod member {
     pub const DATA_CONSISTENT: &str = "DataConsistent";
 
     /// Those that only the leader's member has, which owns the backups too.
-    pub const OF_LEADER: [&str; 4] = [
+    pub const OF_LEADER: [&str; 5] = [
         BACKUP_READY,
         BACKUP_VERIFIED,
+        BACKUP_PLAUSIBLE,
         SECONDARY_BACKUP_READY,
         DATA_CONSISTENT,
     ];
@@ -174,6 +178,8 @@ pub mod member {
     pub const CHAIN_DAMAGED: &str = "ChainDamaged";
     pub const CHAIN_UNREADABLE: &str = "ChainUnreadable";
     pub const VERIFIED: &str = "Verified";
+    pub const KEYS_ACCOUNTED_FOR: &str = "KeysAccountedFor";
+    pub const KEYS_COLLAPSED: &str = "KeysCollapsed";
 }
 
 /// Reasons of a member in an Etcd's status, besides those that the member's own conditions give.

@@ -122,6 +122,7 @@ impl FullSnapshots {
         let request = CreateSnapshotRequest {
             r#type: SnapshotType::Full.into(),
             r#final: false,
+            accept_fewer_keys: false,
             request_id: format!("compaction-{uid}-{replaces}-{failures}"),
             r#async: true,
         };

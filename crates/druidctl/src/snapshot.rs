@@ -26,6 +26,9 @@ pub struct Args {
     /// Mark a full snapshot as the last one before the cluster moves or goes away.
     #[arg(long = "final", conflicts_with = "delta")]
     pub is_final: bool,
+    /// Let a full snapshot take the place of the backups before it, however few keys it has.
+    #[arg(long, conflicts_with = "delta")]
+    pub accept_fewer_keys: bool,
     /// Longest time that the snapshot may take, in seconds: at least 10 for a delta, 120 for everything.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(i32).range(10..))]
     pub timeout: Option<i32>,
@@ -62,6 +65,9 @@ fn task(args: &Args) -> Result<EtcdOpsTask, CtlError> {
     let mut config = serde_json::json!({"type": type_});
     if args.is_final {
         config["isFinal"] = true.into();
+    }
+    if args.accept_fewer_keys {
+        config["acceptFewerKeys"] = true.into();
     }
     if let Some(seconds) = args.timeout {
         let field = if args.delta {
@@ -158,6 +164,7 @@ mod tests {
             full: false,
             delta: false,
             is_final: false,
+            accept_fewer_keys: false,
             timeout: None,
             wait: false,
         }
@@ -183,6 +190,14 @@ mod tests {
         assert_eq!(
             config(&last),
             json!({"type": "full", "isFinal": true, "timeoutSecondsDelta": 60, "timeoutSecondsFull": 1200})
+        );
+        let accepting = Args {
+            accept_fewer_keys: true,
+            ..args()
+        };
+        assert_eq!(
+            config(&accepting),
+            json!({"type": "full", "acceptFewerKeys": true, "timeoutSecondsDelta": 60, "timeoutSecondsFull": 900})
         );
         let delta = Args {
             delta: true,

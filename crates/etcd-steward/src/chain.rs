@@ -32,7 +32,7 @@ pub use self::{
 pub(crate) use self::{
     attest::admitted,
     check::{Verdict, read_back},
-    ending::{LONGEST_KEY, describe, last_event},
+    ending::{LONGEST_KEY, describe, key_changes, last_event},
 };
 
 /// The snapshots of a store, and what is known to be wrong with them.

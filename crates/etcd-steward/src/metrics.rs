@@ -84,6 +84,7 @@ pub struct Metrics {
     delta_revisions: Gauge,
     verifications: Durations<KindOutcome>,
     chain_whole: Gauge,
+    keys_collapsed: Gauge,
     secondary_syncs: Durations<Outcome>,
     secondary_synced: OptionalGauge,
     validations: Durations<Outcome>,
@@ -131,6 +132,7 @@ impl Metrics {
             delta_revisions: Gauge::default(),
             verifications: Family::new_with_constructor(long),
             chain_whole: Gauge::default(),
+            keys_collapsed: Gauge::default(),
             secondary_syncs: Family::new_with_constructor(long),
             secondary_synced: OptionalGauge::default(),
             validations: Family::new_with_constructor(long),
@@ -212,6 +214,11 @@ impl Metrics {
                 "etcdbr_backup_chain_verified",
                 "1 if the newest chain was read back and is whole, 0 if it is damaged or wasn't read yet",
                 &self.chain_whole,
+            );
+            add(
+                "etcdbr_snapshot_keys_collapsed",
+                "1 if the newest full snapshot has lost most of the keys that the one before it had, and no delta says so",
+                &self.keys_collapsed,
             );
             let mut add = |name: &str, help: &str, family: &Family<OfKind, Gauge>| {
                 r.register(name, help, family.clone());
@@ -439,6 +446,11 @@ impl Metrics {
         self.chain_whole.set(i64::from(whole));
     }
 
+    /// Whether the newest full snapshot has lost keys for no known reason.
+    pub fn set_keys_collapsed(&self, collapsed: bool) {
+        self.keys_collapsed.set(i64::from(collapsed));
+    }
+
     /// The data directory was checked.
     pub fn validated(&self, valid: bool, took: Duration) {
         let label = Outcome {
@@ -520,6 +532,7 @@ impl Metrics {
             &self.deltas,
             &self.delta_revisions,
             &self.chain_whole,
+            &self.keys_collapsed,
         ] {
             number.set(0);
         }

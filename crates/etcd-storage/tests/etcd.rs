@@ -404,7 +404,11 @@ fn compaction_of(minor: Minor) {
             (summary.revision, summary.compact_revision, summary.sha256),
             (last, at, made.sha256)
         );
-        assert_eq!(keys["count"], json!(summary.keys.unwrap().to_string()), "{minor} at {at}");
+        assert_eq!(
+            keys["count"],
+            json!(summary.keys.unwrap().to_string()),
+            "{minor} at {at}"
+        );
         assert!(
             lines(&snapshot) == lines(&theirs.join("member/snap/db")),
             "{minor} at {at}"

@@ -184,6 +184,9 @@ fn request(task: &EtcdOpsTask, attempt: u32) -> Result<CreateSnapshotRequest, Pr
     Ok(CreateSnapshotRequest {
         r#type: type_.into(),
         r#final: config.and_then(|config| config.is_final).unwrap_or(false),
+        accept_fewer_keys: config
+            .and_then(|config| config.accept_fewer_keys)
+            .unwrap_or(false),
         request_id,
         r#async: true,
     })

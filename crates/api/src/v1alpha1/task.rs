@@ -189,6 +189,9 @@ open_enum! {
 #[x_kube(validation = Rule::new("self.type != 'delta' || !has(self.isFinal) || !self.isFinal")
     .field_path(".isFinal")
     .message("only a full snapshot can be final: set type to full, or remove isFinal"))]
+#[x_kube(validation = Rule::new("self.type != 'delta' || !has(self.acceptFewerKeys) || !self.acceptFewerKeys")
+    .field_path(".acceptFewerKeys")
+    .message("only a full snapshot can take the place of what was before: set type to full, or remove acceptFewerKeys"))]
 pub struct OnDemandSnapshotConfig {
     /// `full` or `delta`.
     #[serde(rename = "type")]
@@ -196,6 +199,10 @@ pub struct OnDemandSnapshotConfig {
     /// Marks a full snapshot as the last one before the cluster moves or goes away. Not for `delta`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub is_final: Option<bool>,
+    /// Lets a full snapshot take the place of the backups before it, however few keys it has: the answer to the condition
+    /// `BackupPlausible` with reason `KeysCollapsed` when the keys were meant to go. Not for `delta`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept_fewer_keys: Option<bool>,
     /// Longest time that a delta snapshot may take, in seconds.
     #[serde(default = "default_delta_timeout")]
     #[schemars(range(min = 10))]

@@ -85,7 +85,7 @@ pub(super) async fn check(
 }
 
 /// What the manifest of a snapshot says, if it has one, or why it doesn't count.
-async fn describe(
+pub(super) async fn describe(
     owner: &Owner,
     stored: &StoredSnapshot,
 ) -> Result<Result<Option<Facts>, String>, BackupError> {

@@ -12,7 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument as _;
 
 use super::{
-    BackupError, Order,
+    BackupError, Marks, Order,
     upload::{FIRST_RETRY, Outcome},
 };
 
@@ -101,16 +101,19 @@ impl FullLane {
         self.orders.push(order);
     }
 
-    /// Whether to begin one now, and whether it is a final one. `needed`: no delta can be stored before there is one.
-    pub(super) fn begin(&mut self, needed: bool) -> Option<bool> {
+    /// Whether to begin one now, and what it is marked with. `needed`: no delta can be stored before there is one.
+    pub(super) fn begin(&mut self, needed: bool) -> Option<Marks> {
         let due = (self.due || needed) && self.retry.is_none();
         if self.job.is_some() || (!due && self.orders.is_empty()) {
             return None;
         }
         self.job_due = std::mem::take(&mut self.due);
-        let is_final = self.orders.iter().any(|order| order.is_final);
+        let marks = Marks {
+            is_final: self.orders.iter().any(|order| order.marks.is_final),
+            accepts_fewer_keys: self.orders.iter().any(|order| order.marks.accepts_fewer_keys),
+        };
         self.waiters = self.orders.drain(..).map(|order| order.done).collect();
-        Some(is_final)
+        Some(marks)
     }
 
     pub(super) fn run(&mut self, work: impl Future<Output = Outcome> + Send + 'static) {

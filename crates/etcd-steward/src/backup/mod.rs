@@ -6,6 +6,7 @@ mod fence;
 pub(crate) mod full;
 mod health;
 mod history;
+mod key_counts;
 mod lanes;
 mod other_fulls;
 pub mod owner;
@@ -158,13 +159,22 @@ impl Reason for BackupError {
     }
 }
 
+/// What a full snapshot is marked with.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// It is the last one.
+    pub is_final: bool,
+    /// It may take the place of what was before, however few keys it has.
+    pub accepts_fewer_keys: bool,
+}
+
 /// What is asked of the owner.
 #[derive(Debug)]
 pub struct Order {
     /// Full or delta.
     pub kind: Kind,
-    /// Mark it as the last one.
-    pub is_final: bool,
+    /// What it is marked with.
+    pub marks: Marks,
     /// Where the outcome goes. `None` for a delta with nothing in it.
     pub done: oneshot::Sender<Result<Option<StoredSnapshot>, BackupError>>,
 }
@@ -201,12 +211,12 @@ pub struct Backups {
 
 impl Backups {
     /// Has a snapshot taken, and waits until it is stored, or is seen not to work for the time being.
-    pub async fn take(&self, kind: Kind, is_final: bool) -> Result<Option<StoredSnapshot>, BackupError> {
+    pub async fn take(&self, kind: Kind, marks: Marks) -> Result<Option<StoredSnapshot>, BackupError> {
         let orders = self.orders.borrow().clone().ok_or(BackupError::NotLeader)?;
         let (done, outcome) = oneshot::channel();
         let begun = Instant::now();
         orders
-            .send(Order { kind, is_final, done })
+            .send(Order { kind, marks, done })
             .await
             .map_err(|_| BackupError::NotLeader)?;
         tokio::select! {

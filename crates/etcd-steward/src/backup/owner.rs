@@ -18,6 +18,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     BackupError, Backups, Known, Order, Secondary, Settings, Trouble,
+    key_counts::{self, KeyCounts},
     ownership::{Origin, Origins},
     prefix_watch, retention, secondary,
     snapshotter::Snapshotter,
@@ -56,6 +57,8 @@ pub struct Owner {
     pub(super) proven: Proven,
     /// Of which clusters the store's snapshots are.
     pub(super) origins: Origins,
+    /// Which full snapshots may take the place of what was before.
+    pub(super) key_counts: KeyCounts,
     told: Told,
     known: Arc<watch::Sender<Known>>,
     orders: Arc<watch::Sender<Option<mpsc::Sender<Order>>>>,
@@ -92,6 +95,7 @@ impl Owner {
                 metrics,
                 proven: Proven::default(),
                 origins: Origins::default(),
+                key_counts: KeyCounts::default(),
                 told: Told::default(),
                 known,
                 orders,
@@ -236,6 +240,7 @@ impl Owner {
             },
             never = Box::pin(retention::run(self, &fence)) => match never {},
             never = Box::pin(verification::run(self)) => match never {},
+            never = Box::pin(key_counts::run(self)) => match never {},
             error = Box::pin(prefix_watch::run(self, found)) => error,
             never = Box::pin(secondary::run(self, &fence)) => match never {},
         }

@@ -38,7 +38,8 @@ pub(super) async fn run(owner: &Owner, fence: &Fence) -> Infallible {
         pause = period;
         let store = Fenced::new(owner, owner.store.as_ref(), fence);
         let proven = owner.proven.names();
-        let is_proven = |full: &StoredSnapshot| proven.contains(&full.name);
+        let is_proven =
+            |full: &StoredSnapshot| proven.contains(&full.name) && owner.key_counts.is_plausible(&full.name);
         let collected = collect(&store, &owner.settings.retention, is_proven, Timestamp::now()).await;
         if let Ok(collected) = &collected {
             account(owner, collected);

@@ -75,7 +75,10 @@ impl Pass {
         }
         let store = Fenced::new(owner, secondary.store.as_ref(), fence);
         let (proven, checked) = (owner.proven.names(), self.checked.names());
-        let is_proven = |full: &StoredSnapshot| proven.contains(&full.name) || checked.contains(&full.name);
+        let is_proven = |full: &StoredSnapshot| {
+            (proven.contains(&full.name) || checked.contains(&full.name))
+                && owner.key_counts.is_plausible(&full.name)
+        };
         let collected = collect(&store, &owner.settings.retention, is_proven, Timestamp::now())
             .await
             .map_err(|error| fault("look for old backups in the second store", &error))?;
@@ -95,6 +98,7 @@ impl Pass {
                 .settings
                 .retention_period
                 .map(|_| owner.settings.retention.clone()),
+            doubtful: owner.key_counts.doubtful(),
             // It is looked at every few seconds; what has a manifest is compared by it, once.
             sizes_suffice: true,
             compared: self.compared.clone(),

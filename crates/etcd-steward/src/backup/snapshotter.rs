@@ -182,11 +182,11 @@ impl Snapshotter {
     }
 
     fn begin_full(&mut self) {
-        let Some(is_final) = self.fulls.begin(self.gap.is_some()) else {
+        let Some(marks) = self.fulls.begin(self.gap.is_some()) else {
             return;
         };
         let (owner, fence) = (self.owner.clone(), self.fence.clone());
-        let work = take_full(owner, fence, is_final, self.deltas.under_way());
+        let work = take_full(owner, fence, marks, self.deltas.under_way());
         self.fulls.run(work);
     }
 

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use etcd_storage::full::FullSummary;
 use jiff::{SignedDuration, Timestamp};
 use snapstore::{
     Body, Class, SnapshotName, StoredSnapshot,
@@ -13,7 +14,7 @@ use tokio::{
 };
 use tracing::{debug, instrument};
 
-use super::{BackupError, collector::Delta, fence::Fence, full, history, owner::Owner, pace, stored};
+use super::{BackupError, Marks, collector::Delta, fence::Fence, full, history, owner::Owner, pace, stored};
 use crate::member::whole_seconds;
 
 pub(super) const FIRST_RETRY: Duration = Duration::from_secs(1);
@@ -34,11 +35,11 @@ pub(super) struct Stored {
 }
 
 /// Fetches a full snapshot and stores it. `deltas`: which delta is under way, for them to go first.
-#[instrument(name = "full snapshot", skip_all, fields(is_final))]
+#[instrument(name = "full snapshot", skip_all)]
 pub(super) async fn take_full(
     owner: Owner,
     fence: Fence,
-    is_final: bool,
+    marks: Marks,
     deltas: watch::Receiver<u64>,
 ) -> Outcome {
     let as_of = Timestamp::now();
@@ -49,9 +50,10 @@ pub(super) async fn take_full(
         .map_err(|_| BackupError::Timeout(deadline))??;
     let revision = spooled.summary.revision;
     let name = SnapshotName::full(revision, new_time(&owner), owner.settings.compression);
-    let name = name.with_final(is_final);
+    let name = name.with_final(marks.is_final);
     let facts = Facts {
-        keys: keys(&owner, revision).await,
+        keys: keys(&owner, &spooled.summary).await,
+        fewer_keys_accepted: marks.accepts_fewer_keys,
         database_sha256: Some(spooled.summary.sha256.to_string()),
         last_event: Box::pin(history::last_event(&owner.connector, revision)).await,
         ..owner.facts()
@@ -74,8 +76,12 @@ fn new_time(owner: &Owner) -> Timestamp {
     newest.map_or_else(Timestamp::now, next_time)
 }
 
-/// Nothing depends on it.
-async fn keys(owner: &Owner, revision: i64) -> Option<i64> {
+/// By what the snapshot holds. Amid a compaction that can't be told, and etcd is asked.
+async fn keys(owner: &Owner, summary: &FullSummary) -> Option<i64> {
+    if summary.keys.is_some() {
+        return summary.keys;
+    }
+    let revision = summary.revision;
     let counted = owner.connector.count_keys(revision).await;
     counted
         .inspect_err(|error| debug!(revision, %error, "the keys aren't counted"))

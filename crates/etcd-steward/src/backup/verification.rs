@@ -22,7 +22,7 @@ use tokio::{
 };
 use tracing::{debug, info, warn};
 
-use super::{Order, owner::Owner, prefix_watch, snapshotter::newest_set};
+use super::{Marks, Order, owner::Owner, prefix_watch, snapshotter::newest_set};
 use crate::chain::{self, Catalog, FindError, Verdict, Wanted};
 
 /// A term that has just begun has more urgent things to do.
@@ -265,7 +265,7 @@ pub(super) async fn begin_anew(owner: &Owner) {
     let (done, outcome) = oneshot::channel();
     let order = Order {
         kind: Kind::Full,
-        is_final: false,
+        marks: Marks::default(),
         done,
     };
     if let Some(orders) = orders

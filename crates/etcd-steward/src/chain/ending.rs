@@ -32,11 +32,51 @@ pub(crate) async fn last_event(
     store: &Arc<dyn SnapStore>,
     delta: &StoredSnapshot,
 ) -> io::Result<Option<Event>> {
-    let manifest = admitted(store, delta).await.map_err(io::Error::other)?;
-    let manifest = manifest.map_err(io::Error::other)?;
-    let object = object(store, delta, manifest, &Handle::current(), &Arc::default());
+    let object = opened(store, delta).await?;
     let read = tokio::task::spawn_blocking(move || read(&object));
     read.await.map_err(io::Error::other)?
+}
+
+/// By how many keys there are more after those events of a delta that lie after one revision, up to another. Its manifest is
+/// in order, and its hash is right.
+pub(crate) async fn key_changes(
+    store: &Arc<dyn SnapStore>,
+    delta: &StoredSnapshot,
+    after: i64,
+    to: i64,
+) -> io::Result<i64> {
+    let object = opened(store, delta).await?;
+    let read = tokio::task::spawn_blocking(move || count(&object, after, to));
+    read.await.map_err(io::Error::other)?
+}
+
+async fn opened(store: &Arc<dyn SnapStore>, delta: &StoredSnapshot) -> io::Result<Object> {
+    let manifest = admitted(store, delta).await.map_err(io::Error::other)?;
+    let manifest = manifest.map_err(io::Error::other)?;
+    Ok(object(
+        store,
+        delta,
+        manifest,
+        &Handle::current(),
+        &Arc::default(),
+    ))
+}
+
+fn count(object: &Object, after: i64, to: i64) -> io::Result<i64> {
+    let source = Decoder::new(object.compression, (object.open)()?)?;
+    let mut decoder = delta::Decoder::without_contents(source);
+    let mut net = 0;
+    while let Some(positioned) = decoder.next_event().map_err(io::Error::other)? {
+        let event = positioned.event;
+        if event.mod_revision <= after || event.mod_revision > to {
+            continue;
+        }
+        net += match event.kind {
+            EventKind::Put => i64::from(event.create_revision == event.mod_revision),
+            EventKind::Delete => -1,
+        };
+    }
+    Ok(net)
 }
 
 fn read(object: &Object) -> io::Result<Option<Event>> {

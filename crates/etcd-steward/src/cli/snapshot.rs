@@ -132,6 +132,7 @@ pub(super) async fn run(args: Args) -> Result<Exit, CliError> {
     let name = SnapshotName::full(revision, Timestamp::now(), args.compression).with_final(args.r#final);
     let body = Body::from_file(spooled.file.path()).await;
     let facts = Facts {
+        keys: spooled.summary.keys,
         database_sha256: Some(spooled.summary.sha256.to_string()),
         ..Facts::default()
     };

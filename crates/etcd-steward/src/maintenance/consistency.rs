@@ -15,6 +15,7 @@ use super::{
     comparison::{Comparison, Named, names},
     replacement::Replacement,
 };
+use crate::backup::Marks;
 
 /// What differs must do so again after this time before anybody is blamed.
 const CONFIRM: Duration = Duration::from_secs(2);
@@ -101,7 +102,7 @@ impl Caretaker {
     /// The newest backups may have been taken from the member that was replaced.
     async fn begin_new_chain(&self) {
         let Some(backups) = &self.backups else { return };
-        if let Err(error) = backups.take(Kind::Full, false).await {
+        if let Err(error) = backups.take(Kind::Full, Marks::default()).await {
             warn!(%error, "no full snapshot was taken after the replacement of a member");
         }
     }

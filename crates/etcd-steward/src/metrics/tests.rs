@@ -70,6 +70,7 @@ fn who_doesnt_own_the_backups_reports_nothing_of_them() {
     metrics.uncovered(10, Some(Timestamp::UNIX_EPOCH));
     metrics.set_watch_behind(3);
     metrics.set_chain_whole(true);
+    metrics.set_keys_collapsed(true);
     metrics.snapshot_stored(&SnapshotName::full(7, Timestamp::UNIX_EPOCH, Compression::Gzip));
     metrics.secondary_synced.set(Some(1));
     metrics.locked.set(2);

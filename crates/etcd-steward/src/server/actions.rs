@@ -8,7 +8,10 @@ use super::{
     Api,
     operations::{Asked, Failure, KeyTaken},
 };
-use crate::{backup::Backups, maintenance::Threshold};
+use crate::{
+    backup::{Backups, Marks},
+    maintenance::Threshold,
+};
 
 /// An operation couldn't be begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,15 +34,12 @@ impl Api {
     pub async fn start_snapshot(
         &self,
         kind: Kind,
-        is_final: bool,
+        marks: Marks,
         request_id: &str,
     ) -> Result<watch::Receiver<Operation>, Refusal> {
         check_request_id(request_id)?;
-        if is_final && kind == Kind::Delta {
-            return Err(Refusal::Invalid(
-                "final",
-                "only a full snapshot can be final".to_owned(),
-            ));
+        if kind == Kind::Delta {
+            refuse_marks(marks)?;
         }
         let Some(backups) = self.backups.clone() else {
             return Err(Refusal::NoStore);
@@ -49,11 +49,11 @@ impl Api {
         }
         let asked = Asked {
             type_: "CreateSnapshot",
-            parameters: format!("{} {is_final}", kind.as_str()),
+            parameters: format!("{} {marks:?}", kind.as_str()),
             request_id,
         };
         let operation = self.operations.start(&asked, |_| async move {
-            match backups.take(kind, is_final).await {
+            match backups.take(kind, marks).await {
                 Ok(stored) => Ok(operation::Result::Snapshot(SnapshotResult {
                     skipped: stored.is_none(),
                     snapshot: stored.as_ref().map(snapshot),
@@ -132,6 +132,19 @@ impl Api {
         });
         Ok(operation?)
     }
+}
+
+/// Deltas have none.
+fn refuse_marks(marks: Marks) -> Result<(), Refusal> {
+    if marks.is_final {
+        let what = "only a full snapshot can be final".to_owned();
+        return Err(Refusal::Invalid("final", what));
+    }
+    if marks.accepts_fewer_keys {
+        let what = "only a full snapshot can take the place of what was before".to_owned();
+        return Err(Refusal::Invalid("acceptFewerKeys", what));
+    }
+    Ok(())
 }
 
 fn check_request_id(request_id: &str) -> Result<(), Refusal> {

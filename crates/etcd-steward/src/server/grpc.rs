@@ -31,7 +31,7 @@ use super::{
     actions::{Refusal, snapshot},
     operations::{states, wait},
 };
-use crate::etcd::EtcdError;
+use crate::{backup::Marks, etcd::EtcdError};
 
 const DOMAIN: &str = "steward.druid.gardener.cloud";
 
@@ -217,9 +217,11 @@ impl SnapshotsService for Api {
                 .into());
             }
         };
-        let operation = self
-            .start_snapshot(kind, request.r#final, &request.request_id)
-            .await?;
+        let marks = Marks {
+            is_final: request.r#final,
+            accepts_fewer_keys: request.accept_fewer_keys,
+        };
+        let operation = self.start_snapshot(kind, marks, &request.request_id).await?;
         let operation = Some(self.outcome(operation, &wanted).await?);
         Ok(Response::new(CreateSnapshotResponse { operation }))
     }

@@ -23,6 +23,7 @@ use super::{
     actions::Refusal,
     operations::{Operations, is_done, wait},
 };
+use crate::backup::Marks;
 
 /// All paths.
 pub(super) fn routes(api: Api) -> Router {
@@ -74,6 +75,7 @@ async fn refuse_bodies(request: Request, next: Next) -> Response {
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct Parameters {
     r#final: bool,
+    accept_fewer_keys: bool,
     r#async: bool,
     request_id: String,
     min_reclaimable_bytes: i64,
@@ -117,10 +119,11 @@ async fn take(
         Ok(parameters) => parameters,
         Err(response) => return *response,
     };
-    match api
-        .start_snapshot(kind, parameters.r#final, &parameters.request_id)
-        .await
-    {
+    let marks = Marks {
+        is_final: parameters.r#final,
+        accepts_fewer_keys: parameters.accept_fewer_keys,
+    };
+    match api.start_snapshot(kind, marks, &parameters.request_id).await {
         Err(Refusal::NotOwner(Some(owner))) => redirect(&owner, uri),
         Err(refusal) => refused(&refusal),
         Ok(operation) => answer(operation, parameters.r#async, headers).await,

@@ -11,7 +11,7 @@ use api::{
     v1alpha1::{BackupSpec, EtcdMemberStatus, MemberRole},
 };
 use etcd_steward::{
-    backup::{Backups, Owner, Settings},
+    backup::{Backups, Marks, Owner, Settings},
     etcd::Connector,
     member::Status,
     metrics::Metrics,
@@ -88,7 +88,10 @@ impl Source {
 
     /// Takes a snapshot and tells its name.
     pub(crate) fn take(&self, kind: Kind) -> String {
-        let taken = self.runtime.block_on(self.backups.take(kind, false)).unwrap();
+        let taken = self
+            .runtime
+            .block_on(self.backups.take(kind, Marks::default()))
+            .unwrap();
         taken.unwrap().name.to_string()
     }
 }

@@ -27,13 +27,14 @@ impl Changes {
     /// By how many keys there are more after these records, when the history is compacted up to a revision: up to there
     /// the newest put of each live key is left, whether it made the key or not, and tombstones mean nothing.
     pub(super) fn net(&self, compacted: i64) -> i64 {
-        let others = self.others.iter().map(|(main, tombstone)| {
-            match (*main <= compacted, tombstone) {
+        let others = self
+            .others
+            .iter()
+            .map(|(main, tombstone)| match (*main <= compacted, tombstone) {
                 (true, false) => 1,
                 (false, true) => -1,
                 _ => 0,
-            }
-        });
+            });
         self.made + others.sum::<i64>()
     }
 
@@ -102,7 +103,13 @@ mod tests {
         let last = i64::MAX / 2;
         for changes in [
             Changes::default(),
-            changes(&[(2, false, 2), (3, false, 2), (3, true, 0), (300, true, 0), (last, false, 2)]),
+            changes(&[
+                (2, false, 2),
+                (3, false, 2),
+                (3, true, 0),
+                (300, true, 0),
+                (last, false, 2),
+            ]),
         ] {
             let mut bytes = Vec::new();
             changes.write(&mut bytes);

@@ -143,15 +143,26 @@ fn live_keys_are_counted() {
     let compacted = at(5, 5);
     assert_eq!(scan(&compacted, 997).unwrap().keys, Some(2));
     assert_eq!(live_keys(&compacted), 2);
-    assert_eq!(scan(&at(7, 5), 997).unwrap().keys, None, "a compaction is under way");
+    assert_eq!(
+        scan(&at(7, 5), 997).unwrap().keys,
+        None,
+        "a compaction is under way"
+    );
     // What etcd leaves of a transaction that deletes a key and puts it again, compacted at its revision.
     let lost = with_records(
         &[(8, 0, "a", 0), (9, 0, "b", 9)],
         &[(key::FINISHED_COMPACT, 8), (key::SCHEDULED_COMPACT, 8)],
     );
     assert_eq!(scan(&lost, 997).unwrap().keys, Some(1));
-    assert_eq!(scan(&with_records(&[], &[(b"term", 1)]), 997).unwrap().keys, Some(0));
-    assert_eq!(scan(&at(0, 0), 997).unwrap().keys, Some(1), "without the put that made \"a\"");
+    assert_eq!(
+        scan(&with_records(&[], &[(b"term", 1)]), 997).unwrap().keys,
+        Some(0)
+    );
+    assert_eq!(
+        scan(&at(0, 0), 997).unwrap().keys,
+        Some(1),
+        "without the put that made \"a\""
+    );
 }
 
 #[test]

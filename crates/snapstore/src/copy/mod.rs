@@ -8,7 +8,7 @@ mod wait;
 
 use std::{
     cmp::Reverse,
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -47,6 +47,8 @@ pub struct CopyOptions {
     pub max_backups: Option<usize>,
     /// Only what this policy keeps: what it would delete right away isn't copied.
     pub policy: Option<Policy>,
+    /// Full snapshots because of which the policy lets nothing go, by names without `.final`.
+    pub doubtful: BTreeSet<SnapshotName>,
     /// No chains whose full snapshot is older.
     pub max_age: Option<SignedDuration>,
     /// Copy only when the source's cluster has made its last snapshot.
@@ -105,7 +107,9 @@ pub async fn copy(
     }
     let mut listing = source.list().await?;
     if let Some(policy) = &options.policy {
-        retention::leave_kept(&mut listing, policy, Timestamp::now());
+        let doubtful =
+            |full: &StoredSnapshot| options.doubtful.contains(&full.name.clone().with_final(false));
+        retention::leave_kept(&mut listing, policy, |full| !doubtful(full), Timestamp::now());
     }
     let chains = select(&listing, options, Timestamp::now());
     let unusable = listing.snapshots.iter().filter(|s| !s.excluded && !s.is_usable());

@@ -69,6 +69,9 @@ pub struct Facts {
     /// Keys at the snapshot's last revision. Only of full snapshots.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
+    /// Whether somebody has accepted that there are far fewer than in the full snapshot before.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub fewer_keys_accepted: bool,
     /// SHA-256 of the database, uncompressed. Only of full snapshots.
     #[serde(rename = "databaseSHA256", skip_serializing_if = "Option::is_none")]
     pub database_sha256: Option<String>,

@@ -108,9 +108,14 @@ pub fn plan<'a>(
     decisions
 }
 
-/// Leaves only the snapshots in a listing that the policy keeps, if all full snapshots may be relied on.
-pub(crate) fn leave_kept(listing: &mut Listing, policy: &Policy, now: Timestamp) {
-    let decisions = plan(listing, policy, |_| true, now);
+/// Leaves only the snapshots in a listing that the policy keeps. `proven`: see [`plan`].
+pub(crate) fn leave_kept(
+    listing: &mut Listing,
+    policy: &Policy,
+    proven: impl Fn(&StoredSnapshot) -> bool,
+    now: Timestamp,
+) {
+    let decisions = plan(listing, policy, proven, now);
     let kept = decisions
         .iter()
         .filter(|decision| decision.action == Action::Keep);

@@ -506,11 +506,19 @@ fn what_is_left_to_copy_is_what_stays() {
         fulls: KeepFulls::LimitBased { max_backups: 2 },
         ..Policy::default()
     };
-    leave_kept(&mut listing, &policy, time(NOW));
     let kept = |listing: &Listing| {
         let names = listing.snapshots.iter().map(|stored| stored.name.last_revision);
         names.collect::<Vec<_>>()
     };
+    let mut doubtful = listing.clone();
+    let proven = |full: &StoredSnapshot| full.name.last_revision < 20;
+    leave_kept(&mut doubtful, &policy, proven, time(NOW));
+    assert_eq!(
+        kept(&doubtful),
+        [10, 15, 20, 25, 30, 35],
+        "what is doubtful lets nothing go"
+    );
+    leave_kept(&mut listing, &policy, |_| true, time(NOW));
     assert_eq!(kept(&listing), [20, 30, 35]);
     let decisions = plan(&listing, &policy, |_| true, time(NOW));
     assert!(decisions.iter().all(|decision| decision.action == Action::Keep));

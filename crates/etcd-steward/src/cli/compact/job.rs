@@ -89,8 +89,9 @@ impl Job {
             self.stop.go_on()
         };
         match self.write(&mut upload, &mut tell) {
-            Ok(made) => {
+            Ok((made, keys)) => {
                 let facts = Facts {
+                    keys,
                     database_sha256: Some(made.sha256.to_string()),
                     ..self.facts
                 };
@@ -100,8 +101,8 @@ impl Job {
         }
     }
 
-    /// What is written is checked on its way, as any snapshot is before it counts.
-    fn write(&self, upload: impl Write, tell: OnProgress<'_>) -> Result<Compacted, CliError> {
+    /// What is written is checked on its way, as any snapshot is before it counts. Returns the number of keys too.
+    fn write(&self, upload: impl Write, tell: OnProgress<'_>) -> Result<(Compacted, Option<i64>), CliError> {
         let encode = || CliError::io("compress the snapshot");
         let mut out = Checked {
             encoder: Encoder::new(self.compression, upload, THREADS).map_err(encode())?,
@@ -118,7 +119,7 @@ impl Job {
             return Err(CliError::Miscomputed(format!("{found:?} instead of {made:?}")));
         }
         out.encoder.finish().map_err(encode())?;
-        Ok(made)
+        Ok((made, found.keys))
     }
 }
 
