@@ -15,7 +15,13 @@ default:
 # --- everything -----------------------------------------------------------------
 
 # All that CI checks: style, lints, unit tests, then the tests that need a cluster
-test: fmt-check shellcheck lint generate-check test-unit deny test-cluster test-stores e2e helm-lint
+test: fmt-check shellcheck lint generate-check tools-ahead test-unit deny test-cluster test-stores e2e helm-lint
+
+# Builds what later steps need while scenarios wait. It fails where it is needed
+[private]
+tools-ahead:
+    {{ cluster }}/build.sh etcd-3.5 etcd-3.5.16 etcd-3.6 etcd-3.7 linearizable
+    nice -n 19 {{ cluster }}/build.sh cluster cargo-deny s3 gcs </dev/null >/dev/null 2>&1 &
 
 # A cluster with Druid and an etcd cluster with backups on it, and a short tour
 demo: programs (up "3") (images "druid etcd:3.6") stores
@@ -106,12 +112,12 @@ deny:
 
 # Write the files that come from the code: CRDs, the API reference and the tables of metrics
 generate:
-    cargo run -q -p api --bin crdgen
+    cargo run -q --bin crdgen
     DRUID_GENERATE=1 cargo test -q --workspace --lib -- --test-threads 1 metrics
 
 # Are the generated files up to date?
 generate-check:
-    cargo run -q -p api --bin crdgen -- --check
+    cargo run -q --bin crdgen -- --check
 
 # --- the dev cluster ------------------------------------------------------------
 

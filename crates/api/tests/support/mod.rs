@@ -77,9 +77,16 @@ pub(crate) async fn api_of(client: &Client, namespace: &str, manifest: &Value) -
         .split_once('/')
         .unwrap_or(("", text("apiVersion")?));
     let kind = GroupVersionKind::gvk(group, version, text("kind")?);
-    let (resource, _): (ApiResource, _) = pinned_kind(client, &kind)
-        .await
-        .with_context(|| format!("look up kind {}", kind.kind))?;
+    // Discovery knows a CRD a moment after it is Established.
+    let mut looked_up = pinned_kind(client, &kind).await;
+    for _ in 0..150 {
+        if looked_up.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        looked_up = pinned_kind(client, &kind).await;
+    }
+    let (resource, _): (ApiResource, _) = looked_up.with_context(|| format!("look up kind {}", kind.kind))?;
     Ok(Api::namespaced_with(client.clone(), namespace, &resource))
 }
 

@@ -165,8 +165,8 @@ impl Attesting {
                 // By an earlier try whose answer got lost. With any other manifest the snapshot can't be used.
                 if is_ours { Ok(None) } else { Err(error) }
             }
-            // Who doesn't sign does without.
-            Err(error) if !self.keys.signs() => {
+            // Who doesn't sign does without one that never comes. One that may still come is owed: it says whose the snapshot is.
+            Err(error) if !self.keys.signs() && !error.is_retryable() => {
                 warn!(%name, %error, "the snapshot is stored, its manifest isn't");
                 self.owed().remove(name);
                 Ok(None)
@@ -190,8 +190,8 @@ impl SnapStore for Attesting {
         Ok(listing)
     }
 
-    /// The snapshot, and then its manifest. Where manifests are signed an error may mean that only the latter isn't
-    /// there: uploading the snapshot again mends that.
+    /// The snapshot, and then its manifest. An error may mean that only the latter isn't there: uploading the snapshot
+    /// again mends that.
     async fn put(&self, name: &SnapshotName, body: Body) -> Result<StoredSnapshot> {
         let stored = match self.uploaded(name).await? {
             Some(stored) => stored,

@@ -2,14 +2,17 @@
 //!
 //! Large objects are manifests with segments below `<name>/`. In listings the segments are taken together with their
 //! manifest; those without one are leftovers. Manifests of both kinds (static and dynamic) are read and deleted.
+//! Segments of another upload of the same name may lie there too, and listings are only eventually consistent: how long
+//! a large object is, the store is asked, once.
 
 mod client;
 mod identity;
 mod upload;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{HashMap, HashSet},
     ops::Range,
+    sync::{Mutex, PoisonError},
 };
 
 use async_trait::async_trait;
@@ -34,8 +37,8 @@ use crate::{
 /// Objects on a page of a listing.
 const PAGE: &str = "10000";
 
-/// Segments that are deleted at once.
-const PARALLEL_DELETES: usize = 8;
+/// Segments that are deleted at once, and large objects that are asked for at once.
+const AT_ONCE: usize = 8;
 
 /// A container of Swift.
 #[derive(Debug)]
@@ -43,6 +46,15 @@ pub(crate) struct SwiftStore {
     clients: Reloading<Client>,
     prefix: String,
     location: String,
+    /// Bytes of the large objects that were listed last, by what the listing says of them.
+    sizes: Mutex<HashMap<Listed, u64>>,
+}
+
+/// What a listing says of a manifest: key, ETag, and when it was written.
+type Listed = (String, Option<String>, Option<Timestamp>);
+
+fn listed(object: &Object) -> Listed {
+    (object.key.clone(), object.etag.clone(), object.last_modified)
 }
 
 /// An entry of a listing.
@@ -51,6 +63,8 @@ struct Entry {
     name: String,
     bytes: u64,
     hash: Option<String>,
+    /// Manifests of static large objects have it.
+    slo_etag: Option<String>,
     /// UTC, without saying so.
     last_modified: Option<DateTime>,
 }
@@ -65,7 +79,46 @@ impl SwiftStore {
             clients,
             prefix,
             location,
+            sizes: Mutex::default(),
         })
+    }
+
+    /// Puts in the size of large objects. One that is gone by now keeps that of its manifest.
+    async fn with_sizes(&self, client: &Client, found: Vec<Found>, action: &str) -> Result<Vec<Object>> {
+        let known = std::mem::take(&mut *self.sizes.lock().unwrap_or_else(PoisonError::into_inner));
+        let known = &known;
+        let sized = found.into_iter().map(|Found { object, is_large }| async move {
+            if !is_large {
+                return Ok((object, None));
+            }
+            let size = match known.get(&listed(&object)) {
+                Some(size) => Some(*size),
+                None => head(client, &object.key, action).await?,
+            };
+            Ok::<_, Error>((object, size))
+        });
+        let sized: Vec<_> = stream::iter(sized).buffered(AT_ONCE).try_collect().await?;
+        let mut sizes = self.sizes.lock().unwrap_or_else(PoisonError::into_inner);
+        let with_size = |(object, size): (Object, Option<u64>)| {
+            sizes.extend(size.map(|size| (listed(&object), size)));
+            let size = size.unwrap_or(object.size);
+            Object { size, ..object }
+        };
+        Ok(sized.into_iter().map(with_size).collect())
+    }
+}
+
+/// Bytes of an object, `None` if there is none.
+async fn head(client: &Client, key: &str, action: &str) -> Result<Option<u64>> {
+    let call = Call {
+        method: Method::HEAD,
+        path: key,
+        ..Call::default()
+    };
+    match client.send(call, action).await {
+        Ok(response) => Ok(Some(describe(key, response.headers()).size)),
+        Err(e) if e.class() == Class::NotFound => Ok(None),
+        Err(e) => Err(e),
     }
 }
 
@@ -82,7 +135,7 @@ impl SnapStore for SwiftStore {
         for folder in ["v1", "v2"] {
             found.extend(list_below(&client, &format!("{}{folder}/", self.prefix), &action).await?);
         }
-        let found = with_segments(found);
+        let found = self.with_sizes(&client, without_segments(found), &action).await?;
         Ok(Listing::classify(
             &self.prefix,
             found.into_iter().map(|object| Raw {
@@ -107,7 +160,7 @@ impl SnapStore for SwiftStore {
         let client = self.clients.get();
         let action = format!("delete {}", object.key);
         let segments = list_below(&client, &format!("{}/", object.key), &action).await?;
-        let segments = segments.into_iter().map(|segment| segment.key);
+        let segments = segments.into_iter().map(|segment| segment.object.key);
         delete_each(&client, vec![object.key.clone()]).await?;
         delete_each(&client, segments.collect()).await
     }
@@ -122,10 +175,11 @@ impl SnapStore for SwiftStore {
     }
 }
 
-async fn list_below(client: &Client, prefix: &str, action: &str) -> Result<Vec<Object>> {
-    let (mut objects, mut pages) = (Vec::<Object>::new(), Pages::new(action, prefix));
+async fn list_below(client: &Client, prefix: &str, action: &str) -> Result<Vec<Found>> {
+    let (mut found, mut pages) = (Vec::<Found>::new(), Pages::new(action, prefix));
     loop {
-        let marker = objects.last().map(|last| last.key.clone()).unwrap_or_default();
+        let marker = found.last().map(|last| last.object.key.clone());
+        let marker = marker.unwrap_or_default();
         let query = vec![
             ("format", "json"),
             ("limit", PAGE),
@@ -146,36 +200,35 @@ async fn list_below(client: &Client, prefix: &str, action: &str) -> Result<Vec<O
             .map_err(|e| Error::new(Class::BadResponse, action, format!("answer not understood: {e}")))?;
         pages.check(page.iter().map(|entry| entry.name.as_str()))?;
         if page.is_empty() {
-            return Ok(objects);
+            return Ok(found);
         }
-        objects.extend(page.into_iter().map(Object::from));
+        found.extend(page.into_iter().map(Found::from));
     }
 }
 
-/// Drops the segments of manifests, whose own size is that of a list or nothing, and adds up their sizes instead.
-fn with_segments(objects: Vec<Object>) -> Vec<Object> {
-    let keys: HashMap<&str, usize> = objects
-        .iter()
-        .enumerate()
-        .map(|(at, object)| (object.key.as_str(), at))
-        .collect();
-    let manifest_of = |object: &Object| keys.get(object.key.rsplit_once('/')?.0).copied();
-    let manifests: Vec<_> = objects.iter().map(manifest_of).collect();
-    let mut sizes = BTreeMap::<usize, u64>::new();
-    for (object, manifest) in objects.iter().zip(&manifests) {
-        if let Some(at) = manifest {
-            *sizes.entry(*at).or_default() += object.size;
-        }
-    }
-    let whole = objects
-        .into_iter()
-        .zip(manifests)
-        .enumerate()
-        .filter(|(_, (_, manifest))| manifest.is_none());
+/// An object of a listing.
+#[derive(Debug, PartialEq, Eq)]
+struct Found {
+    object: Object,
+    /// Whether it is a manifest: the listing has its own size then, which is that of a list, or nothing.
+    is_large: bool,
+}
+
+/// Drops the segments of manifests. Dynamic ones show by their segments only.
+fn without_segments(all: Vec<Found>) -> Vec<Found> {
+    let keys: HashSet<&str> = all.iter().map(|found| found.object.key.as_str()).collect();
+    let manifest_of = |found: &Found| {
+        let (manifest, _) = found.object.key.rsplit_once('/')?;
+        keys.contains(manifest).then(|| manifest.to_owned())
+    };
+    let manifests: Vec<_> = all.iter().map(manifest_of).collect();
+    let large: HashSet<_> = manifests.iter().flatten().cloned().collect();
+    let whole = all.into_iter().zip(manifests);
+    let whole = whole.filter(|(_, manifest)| manifest.is_none());
     whole
-        .map(|(at, (object, _))| Object {
-            size: sizes.get(&at).copied().unwrap_or(object.size),
-            ..object
+        .map(|(Found { object, is_large }, _)| Found {
+            is_large: is_large || large.contains(&object.key),
+            object,
         })
         .collect()
 }
@@ -194,23 +247,27 @@ async fn delete_each(client: &Client, keys: Vec<String>) -> Result<()> {
     };
     stream::iter(keys)
         .map(delete)
-        .buffer_unordered(PARALLEL_DELETES)
+        .buffer_unordered(AT_ONCE)
         .try_collect()
         .await
 }
 
-impl From<Entry> for Object {
+impl From<Entry> for Found {
     fn from(entry: Entry) -> Self {
         let modified = entry
             .last_modified
             .and_then(|time| time.to_zoned(TimeZone::UTC).ok());
-        Self {
+        let object = Object {
             key: entry.name,
             size: entry.bytes,
             etag: entry.hash,
             last_modified: modified.map(|time| time.timestamp()),
             version: None,
             immutable_until: None,
+        };
+        Self {
+            object,
+            is_large: entry.slo_etag.is_some(),
         }
     }
 }
