@@ -482,10 +482,17 @@ impl Member {
         pids.find(is_etcd).map(Pid::from_raw)
     }
 
-    /// Loses the volume's content.
+    /// Loses the volume's content. The volume itself may be mounted.
     pub(crate) fn wipe(&self) -> anyhow::Result<()> {
-        fs::remove_dir_all(self.volume())?;
-        Ok(fs::create_dir(self.volume())?)
+        for entry in fs::read_dir(self.volume())? {
+            let entry = entry?;
+            if entry.file_type()?.is_dir() {
+                fs::remove_dir_all(entry.path())?;
+            } else {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        Ok(())
     }
 
     /// Loses etcd's data, and keeps the volume.

@@ -1,12 +1,13 @@
-//! An S3 server over a folder, for faults that no real one shows when it is asked to: it keeps half of an upload, and says
-//! otherwise. It does what a steward asks for; signatures aren't checked.
+//! An S3 server over a folder, for faults that no real one shows when it is asked to: it keeps half of an upload and says
+//! otherwise, fails, or lists less than it has. It does what a steward asks for; signatures aren't checked.
 
 use std::{
     collections::BTreeMap,
     fmt::Write as _,
-    fs,
+    fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
+    time::SystemTime,
 };
 
 use anyhow::Context as _;
@@ -14,9 +15,10 @@ use axum::{
     Router,
     body::{Body, Bytes, to_bytes},
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, response::Builder},
     response::{IntoResponse as _, Response},
 };
+use futures::stream;
 use jiff::Timestamp;
 use md5::{Digest as _, Md5};
 use serde_json::{Value, json};
@@ -28,12 +30,12 @@ use crate::rig::Rig;
 const BUCKET: &str = "backups";
 const TOKEN: HeaderName = HeaderName::from_static("x-amz-meta-upload-token");
 
-/// What becomes of an upload.
+/// What becomes of requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// It is stored.
+    /// They are answered as they should be.
     None,
-    /// Half of it is kept, and the answer is 500.
+    /// Half of an upload is kept, and the answer is 500.
     HalfAndError,
     /// The same of a server that knows no conditions: each try overwrites.
     HalfAndErrorAgain,
@@ -43,12 +45,34 @@ pub(crate) enum Fault {
     HalfButAllIsTold,
     /// Half of it is kept, and it can't be deleted.
     HalfForGood,
+    /// All answers are 503.
+    Unavailable,
+    /// The connection ends amid what is read.
+    ShortBody,
+    /// Half of a listing, which says that it goes on, and not where.
+    EndlessListing,
+    /// What was stored since the fault began isn't listed.
+    StaleListing,
+}
+
+impl Fault {
+    /// Whether half of an upload is kept.
+    pub(crate) fn tears(self) -> bool {
+        matches!(
+            self,
+            Self::HalfAndError
+                | Self::HalfAndErrorAgain
+                | Self::HalfAndSuccess
+                | Self::HalfButAllIsTold
+                | Self::HalfForGood
+        )
+    }
 }
 
 /// The server, until it is dropped.
 pub(crate) struct Stub {
     shared: Arc<Shared>,
-    endpoint: String,
+    pub(crate) port: u16,
     credentials: TempDir,
     task: JoinHandle<()>,
 }
@@ -61,6 +85,7 @@ struct Shared {
 
 struct Inner {
     fault: Fault,
+    since: SystemTime,
     /// How many uploads had it.
     torn: usize,
     metadata: BTreeMap<String, Metadata>,
@@ -82,6 +107,7 @@ impl Stub {
             folder: folder.to_owned(),
             state: Mutex::new(Inner {
                 fault: Fault::None,
+                since: SystemTime::now(),
                 torn: 0,
                 metadata: BTreeMap::new(),
             }),
@@ -97,13 +123,13 @@ impl Stub {
         }
         let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
-        let endpoint = format!("http://{}", listener.local_addr()?);
+        let port = listener.local_addr()?.port();
         let task = tokio::spawn(async move {
             let _ = axum::serve(listener, router).await;
         });
         Ok(Self {
             shared,
-            endpoint,
+            port,
             credentials,
             task,
         })
@@ -122,7 +148,13 @@ impl Stub {
 
     /// `spec.backup.store`.
     pub(crate) fn store(&self) -> Value {
-        json!({"provider": "S3", "container": BUCKET, "prefix": "", "endpointOverride": self.endpoint})
+        Self::store_at(self.port)
+    }
+
+    /// The same of a server that is reached by another port.
+    pub(crate) fn store_at(port: u16) -> Value {
+        let endpoint = format!("http://127.0.0.1:{port}");
+        json!({"provider": "S3", "container": BUCKET, "prefix": "", "endpointOverride": endpoint})
     }
 
     pub(crate) fn credentials(&self) -> String {
@@ -132,7 +164,7 @@ impl Stub {
     /// From now on.
     pub(crate) fn set(&self, fault: Fault) {
         if let Ok(mut state) = self.shared.state.lock() {
-            (state.fault, state.torn) = (fault, 0);
+            (state.fault, state.since, state.torn) = (fault, SystemTime::now(), 0);
         }
     }
 
@@ -150,7 +182,10 @@ impl Drop for Stub {
 
 async fn answer(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
-    let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
+    // Of a connection that ends amid an upload nothing is kept.
+    let Ok(body) = to_bytes(body, usize::MAX).await else {
+        return StatusCode::BAD_REQUEST.into_response();
+    };
     let answered = shared.answer(&parts.method, &parts.uri, &parts.headers, &body);
     answered.unwrap_or_else(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response())
 }
@@ -169,6 +204,10 @@ impl Shared {
             .context("another bucket")?
             .trim_start_matches('/');
         let query = uri.query().unwrap_or_default();
+        if self.state()?.fault == Fault::Unavailable {
+            let document = "<Error><Code>SlowDown</Code></Error>";
+            return Ok((StatusCode::SERVICE_UNAVAILABLE, document).into_response());
+        }
         if key.is_empty() {
             return self.of_bucket(query);
         }
@@ -195,38 +234,51 @@ impl Shared {
         Ok(document.into_response())
     }
 
+    fn state(&self) -> anyhow::Result<MutexGuard<'_, Inner>> {
+        self.state.lock().ok().context("the state")
+    }
+
     fn list(&self, prefix: &str) -> anyhow::Result<String> {
         let folder = self.folder.join(prefix);
-        let mut text = "<ListBucketResult><IsTruncated>false</IsTruncated>".to_owned();
+        let state = self.state()?;
+        let mut objects = Vec::new();
         if folder.exists() {
             for entry in fs::read_dir(folder)? {
                 let entry = entry?;
                 let meta = entry.metadata()?;
-                let (name, modified) = (entry.file_name(), Timestamp::try_from(meta.modified()?)?);
-                write!(
-                    text,
-                    "<Contents><Key>{prefix}{}</Key><Size>{}</Size><LastModified>{modified}</LastModified></Contents>",
-                    name.to_string_lossy(),
-                    meta.len()
-                )?;
+                let name = entry.file_name().to_string_lossy().into_owned();
+                objects.push((name, meta.len(), meta.modified()?));
             }
+        }
+        objects.sort();
+        if state.fault == Fault::StaleListing {
+            objects.retain(|(_, _, modified)| *modified < state.since);
+        }
+        let endless = state.fault == Fault::EndlessListing;
+        if endless {
+            objects.truncate(objects.len() / 2);
+        }
+        let mut text = format!("<ListBucketResult><IsTruncated>{endless}</IsTruncated>");
+        for (name, size, modified) in objects {
+            let modified = Timestamp::try_from(modified)?;
+            write!(
+                text,
+                "<Contents><Key>{prefix}{name}</Key><Size>{size}</Size><LastModified>{modified}</LastModified></Contents>",
+            )?;
         }
         Ok(text + "</ListBucketResult>")
     }
 
     fn put(&self, key: &str, headers: &HeaderMap, body: &Bytes) -> anyhow::Result<Response> {
         let path = self.folder.join(key);
-        let mut state = self.state.lock().ok().context("the state")?;
+        let mut state = self.state()?;
         // Manifests aren't torn: without its manifest a snapshot wouldn't be looked at.
-        let fault = if key.contains("Manifest-") {
-            Fault::None
-        } else {
-            state.fault
-        };
+        let torn = state.fault.tears() && !key.contains("Manifest-");
+        let fault = if torn { state.fault } else { Fault::None };
         if path.exists() && headers.contains_key("if-none-match") && fault != Fault::HalfAndErrorAgain {
             return Ok(StatusCode::PRECONDITION_FAILED.into_response());
         }
-        state.torn += usize::from(fault != Fault::None);
+        state.torn += usize::from(torn);
         let kept = match fault {
             Fault::None => &body[..],
             _ => &body[..body.len() / 2],
@@ -245,7 +297,7 @@ impl Shared {
     }
 
     fn delete(&self, key: &str) -> anyhow::Result<Response> {
-        let state = self.state.lock().ok().context("the state")?;
+        let state = self.state()?;
         if state.fault == Fault::HalfForGood {
             let document = "<Error><Code>AccessDenied</Code></Error>";
             return Ok((StatusCode::FORBIDDEN, document).into_response());
@@ -264,8 +316,7 @@ impl Shared {
         }
         let content = fs::read(&path)?;
         let modified = Timestamp::try_from(fs::metadata(&path)?.modified()?)?;
-        let state = self.state.lock().ok().context("the state")?;
-        let Metadata { token, told } = state.metadata.get(key).cloned().unwrap_or_default();
+        let Metadata { token, told } = self.state()?.metadata.get(key).cloned().unwrap_or_default();
         let (size, tag) = match told {
             Some(told) if is_head => told,
             _ => (content.len(), etag(&content)),
@@ -283,7 +334,7 @@ impl Shared {
             return Ok(response.header("content-length", size).body(Body::empty())?);
         }
         let Some((from, to)) = range else {
-            return Ok(response.body(Body::from(content))?);
+            return self.body(response, content);
         };
         let from: usize = from.parse()?;
         let end = to
@@ -293,7 +344,18 @@ impl Shared {
             "content-range",
             format!("bytes {from}-{}/{}", end - 1, content.len()),
         );
-        Ok(response.body(Body::from(content[from..end].to_vec()))?)
+        self.body(response, content[from..end].to_vec())
+    }
+
+    /// An answer with content, of which half may be missing.
+    fn body(&self, response: Builder, content: Vec<u8>) -> anyhow::Result<Response> {
+        if self.state()?.fault != Fault::ShortBody {
+            return Ok(response.body(Body::from(content))?);
+        }
+        let half = Bytes::copy_from_slice(&content[..content.len() / 2]);
+        let ends = stream::iter([Ok(half), Err(io::Error::from(io::ErrorKind::ConnectionReset))]);
+        let response = response.header("content-length", content.len());
+        Ok(response.body(Body::from_stream(ends))?)
     }
 }
 

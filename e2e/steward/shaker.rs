@@ -4,11 +4,13 @@
 //! `just shake RUNS SEED` runs many. A seed that fails prints its story, and tells it again with
 //! `just shake 1 SEED`.
 
+mod disk;
 mod gate;
 mod history;
 mod judges;
 mod load;
 mod run;
+mod store;
 mod story;
 mod volume;
 

@@ -60,6 +60,14 @@ pub(crate) struct Answer {
     pub(crate) returned: u64,
 }
 
+/// All volumes were lost.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Loss {
+    pub(crate) since: u64,
+    /// The last revision that the backups then held.
+    pub(crate) covered: i64,
+}
+
 impl Records {
     /// Whether the watch has come to the last acknowledged write.
     pub(crate) fn watch_is_complete(&self) -> bool {

@@ -1,17 +1,20 @@
 //! What must hold after a run, whatever has happened.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::Write as _,
     process::{Command, Stdio},
 };
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, ensure};
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use etcd_client::GetOptions;
 
 use super::{
-    history::{Answer, LOG, RegisterOperation},
+    history::{Answer, LOG, Loss, Records, RegisterOperation},
     run::Run,
 };
 use crate::{member::tool, rig::restored_from};
@@ -21,10 +24,11 @@ type Log = BTreeMap<String, i64>;
 
 pub(crate) async fn judge(run: &Run) -> anyhow::Result<()> {
     one_cluster_at_a_time(&run.history.records().answers)?;
-    linearizable(run)?;
+    let registers = run.history.records().registers.clone();
+    linearizable(registers, &run.losses)?;
     let (cluster, log) = final_log(run).await?;
-    nothing_lost(run, cluster, &log)?;
-    nothing_unseen(run, &log)?;
+    nothing_lost(&run.history.records(), &run.losses, cluster, &log)?;
+    nothing_unseen(&run.history.records(), &log)?;
     restorable(run, &log).await?;
     no_panic(run)
 }
@@ -53,20 +57,15 @@ fn one_cluster_at_a_time(answers: &[Answer]) -> anyhow::Result<()> {
 }
 
 /// Each register's history is that of one register; where all volumes were lost, a new history begins.
-fn linearizable(run: &Run) -> anyhow::Result<()> {
-    let operations = run.history.records().registers.clone();
-    let mut rest: &[RegisterOperation] = &sorted(operations);
-    for (since, _) in &run.losses {
-        let end = rest.partition_point(|operation| operation.call < *since);
+fn linearizable(mut operations: Vec<RegisterOperation>, losses: &[Loss]) -> anyhow::Result<()> {
+    operations.sort_by_key(|operation| operation.call);
+    let mut rest = &operations[..];
+    for loss in losses {
+        let end = rest.partition_point(|operation| operation.call < loss.since);
         check_linearizable(&rest[..end])?;
         rest = &rest[end..];
     }
     check_linearizable(rest)
-}
-
-fn sorted(mut operations: Vec<RegisterOperation>) -> Vec<RegisterOperation> {
-    operations.sort_by_key(|operation| operation.call);
-    operations
 }
 
 fn check_linearizable(operations: &[RegisterOperation]) -> anyhow::Result<()> {
@@ -101,21 +100,20 @@ async fn final_log(run: &Run) -> anyhow::Result<(u64, Log)> {
 }
 
 /// What was acknowledged is there; where all volumes were lost, what the backups then covered is.
-fn nothing_lost(run: &Run, cluster: u64, log: &Log) -> anyhow::Result<()> {
-    let records = run.history.records();
+fn nothing_lost(records: &Records, losses: &[Loss], cluster: u64, log: &Log) -> anyhow::Result<()> {
     let mut clusters: Vec<u64> = records.appends.iter().map(|append| append.cluster).collect();
     clusters.dedup();
     ensure!(
-        clusters.len() <= run.losses.len() + 1,
+        clusters.len() <= losses.len() + 1,
         "the clusters {clusters:x?} acknowledged writes, one after the other, and all volumes were lost {} times",
-        run.losses.len()
+        losses.len()
     );
     let lost: Vec<_> = records
         .appends
         .iter()
         .filter(|append| {
             let order = clusters.iter().position(|one| *one == append.cluster);
-            let covered = order.and_then(|order| run.losses.get(order)).map(|loss| loss.1);
+            let covered = order.and_then(|order| losses.get(order)).map(|loss| loss.covered);
             let promised =
                 append.cluster == cluster || covered.is_none_or(|covered| append.revision <= covered);
             promised && !log.contains_key(&append.key)
@@ -131,8 +129,7 @@ fn nothing_lost(run: &Run, cluster: u64, log: &Log) -> anyhow::Result<()> {
 }
 
 /// The watch has seen every key of the log, but for those of whose revisions it was said that they are compacted.
-fn nothing_unseen(run: &Run, log: &Log) -> anyhow::Result<()> {
-    let records = run.history.records();
+fn nothing_unseen(records: &Records, log: &Log) -> anyhow::Result<()> {
     let relisted = records.relisted.iter().copied().max().unwrap_or(0);
     let unseen: Vec<_> = log
         .iter()
@@ -150,10 +147,16 @@ fn nothing_unseen(run: &Run, log: &Log) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Backups cover everything, and what is restored from them is what the cluster holds.
+/// Backups come to cover everything, and what is restored from them is what the cluster holds.
 async fn restorable(run: &Run, log: &Log) -> anyhow::Result<()> {
     let (revision, _) = run.rig.hash().await?;
     run.rig.until_covered(revision).await?;
+    // A name may be that of half an object, which is stored again.
+    let what = "the backups restore to what the cluster holds";
+    run.rig.until(what, async || same(&restored_log(run)?, log)).await
+}
+
+fn restored_log(run: &Run) -> anyhow::Result<Log> {
     let mut restored = Log::new();
     for record in restored_from(&run.rig.store())? {
         let key = BASE64_STANDARD.decode(record["key"].as_str().unwrap_or_default())?;
@@ -162,17 +165,20 @@ async fn restorable(run: &Run, log: &Log) -> anyhow::Result<()> {
             restored.insert(key, record["mod_revision"].as_i64().unwrap_or_default());
         }
     }
-    if restored != *log {
-        let missing: Vec<_> = log.keys().filter(|key| !restored.contains_key(*key)).collect();
-        let surplus: Vec<_> = restored.keys().filter(|key| !log.contains_key(*key)).collect();
-        bail!(
-            "backups restore to something else: {} keys missing ({:?}…), {} that aren't in the cluster ({:?}…), or revisions differ",
-            missing.len(),
-            missing.first(),
-            surplus.len(),
-            surplus.first()
-        );
-    }
+    Ok(restored)
+}
+
+fn same(restored: &Log, log: &Log) -> anyhow::Result<()> {
+    let missing: Vec<_> = log.keys().filter(|key| !restored.contains_key(*key)).collect();
+    let surplus: Vec<_> = restored.keys().filter(|key| !log.contains_key(*key)).collect();
+    ensure!(
+        restored == log,
+        "backups restore to something else: {} keys missing ({:?}…), {} that aren't in the cluster ({:?}…), or revisions differ",
+        missing.len(),
+        missing.first(),
+        surplus.len(),
+        surplus.first()
+    );
     Ok(())
 }
 

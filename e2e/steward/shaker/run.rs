@@ -1,6 +1,7 @@
 //! One run: a cluster under load, a story that happens to it, and the time in which it has to heal.
 
 use std::{
+    collections::BTreeMap,
     fs,
     sync::Arc,
     time::{Duration, Instant},
@@ -11,16 +12,18 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
+    disk::Disk,
     gate::{Gate, Mode},
-    history::History,
+    history::{History, Loss},
     judges,
     load::Load,
-    story::{Fault, Story},
+    store::Store,
+    story::{Fault, StoreFault, Story},
     volume,
 };
 use crate::{
     member::Member,
-    rig::{Rig, Setup, revisions},
+    rig::{Rig, Setup},
 };
 
 /// In which a cluster heals without a hand.
@@ -35,13 +38,14 @@ pub(crate) struct Report {
 }
 
 /// A run under way.
-#[derive(Debug)]
 pub(crate) struct Run {
+    /// Volumes that can be full, by member. They are unmounted before the rig's folder is removed.
+    disks: BTreeMap<usize, Disk>,
     pub(crate) rig: Rig,
     pub(crate) history: Arc<History>,
-    /// Since when, and up to which revision the backups then went, whenever all volumes were lost.
-    pub(crate) losses: Vec<(u64, i64)>,
+    pub(crate) losses: Vec<Loss>,
     gates: Vec<Gate>,
+    store: Store,
     /// How often the Etcd was made.
     generation: u32,
 }
@@ -68,7 +72,7 @@ pub(crate) async fn run(story: &Story) -> anyhow::Result<Report> {
             operations,
             healed_after,
         }),
-        Err(error) => Err(error.context(format!("kept: {}", run.rig.keep().display()))),
+        Err(error) => Err(error.context(format!("kept: {}", run.keep()?))),
     }
 }
 
@@ -86,15 +90,37 @@ impl Run {
             gates.push(gate);
         }
         rig.reconfigure()?;
-        rig.start_all()?;
-        rig.until_ready().await?;
-        Ok(Self {
+        let store = Store::open(story.store, &mut rig).await?;
+        let mut run = Self {
             rig,
             history: Arc::new(History::new()),
             losses: Vec::new(),
             gates,
+            store,
+            disks: BTreeMap::new(),
             generation: 1,
-        })
+        };
+        for member in story.full_disks() {
+            match Disk::mount(&run.rig.members[member].volume())? {
+                Some(disk) => drop(run.disks.insert(member, disk)),
+                None => println!(
+                    "seed {}: no full disk, for nothing can be mounted here",
+                    story.seed
+                ),
+            }
+        }
+        run.rig.start_all()?;
+        run.rig.until_ready().await?;
+        Ok(run)
+    }
+
+    /// Leaves everything for somebody to look at, and says where.
+    fn keep(&mut self) -> anyhow::Result<String> {
+        self.rig.kill_all();
+        std::mem::take(&mut self.disks)
+            .into_values()
+            .try_for_each(Disk::keep)?;
+        Ok(self.rig.keep().display().to_string())
     }
 
     fn urls(&self) -> Vec<String> {
@@ -193,17 +219,14 @@ impl Run {
                 self.rig.members[*member].kill();
                 volume::corrupt(&self.rig.members[*member].data_dir(), *part)?;
             }
-            Fault::LoseAll => self.lose_all()?,
+            Fault::LoseAll { store } => self.lose_all(*store).await?,
+            Fault::FullDisk(member, time) => self.fill_disk(*member, *time).await?,
             Fault::Network(member, mode, time) => {
                 self.gates[*member].set(*mode);
                 self.rest(*time).await?;
                 self.gates[*member].set(Mode::Pass);
             }
-            Fault::StoreDown(time) => {
-                self.rig.block_store()?;
-                self.rest(*time).await?;
-                self.rig.unblock_store()?;
-            }
+            Fault::Store(fault, time) => self.fail_store(*fault, *time).await?,
             Fault::MoveLeader => self.move_leader().await,
             // Refused where the member doesn't own the backups or doesn't serve.
             Fault::Snapshot(member) => self.ask(*member, "/snapshot/full").await,
@@ -235,16 +258,39 @@ impl Run {
         volume::copy(&volume, &aside)?;
         self.rest(age).await?;
         self.rig.members[member].kill();
-        fs::remove_dir_all(&volume)?;
-        Ok(fs::rename(aside, volume)?)
+        self.rig.members[member].wipe()?;
+        volume::copy(&aside.join("."), &volume)?;
+        Ok(fs::remove_dir_all(aside)?)
     }
 
-    fn lose_all(&mut self) -> anyhow::Result<()> {
+    async fn lose_all(&mut self, store: Option<(StoreFault, Duration)>) -> anyhow::Result<()> {
+        let before = self.store.covered(&self.rig).await?;
         self.rig.kill_all();
-        let stored = self.rig.stored()?;
-        let covered = stored.iter().map(|name| revisions(name).1).max().unwrap_or(0);
-        self.losses.push((self.history.now(), covered));
-        self.rig.members.iter().try_for_each(Member::wipe)
+        let covered = self.store.covered(&self.rig).await?.max(before);
+        self.losses.push(Loss {
+            since: self.history.now(),
+            covered,
+        });
+        self.rig.members.iter().try_for_each(Member::wipe)?;
+        match store {
+            Some((fault, time)) => self.fail_store(fault, time).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn fail_store(&mut self, fault: StoreFault, time: Duration) -> anyhow::Result<()> {
+        self.store.fail(fault, &self.rig)?;
+        self.rest(time).await?;
+        self.store.mend(&self.rig)
+    }
+
+    async fn fill_disk(&mut self, member: usize, time: Duration) -> anyhow::Result<()> {
+        if !self.disks.contains_key(&member) {
+            return Ok(());
+        }
+        self.disks[&member].fill()?;
+        self.rest(time).await?;
+        self.disks[&member].make_room()
     }
 
     async fn move_leader(&self) {
@@ -271,10 +317,18 @@ impl Run {
         for member in &mut self.rig.members[before..] {
             let gate = Gate::open(member.peer_port()).await?;
             member.reached_by(gate.port);
+            self.store.admit(member);
             self.gates.push(gate);
         }
         self.rig.reconfigure()?;
         load.turn_to(self.urls());
         Ok(())
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // Nothing may use a volume that is to be unmounted.
+        self.rig.kill_all();
     }
 }
