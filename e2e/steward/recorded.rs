@@ -10,7 +10,7 @@ use k8s_openapi::{
     api::core::v1::Event, apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
-    Api, CustomResourceExt as _, ResourceExt as _,
+    Api, Client, CustomResourceExt as _, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
     runtime::{conditions::is_crd_established, wait::await_condition},
 };
@@ -23,8 +23,8 @@ use crate::{
 };
 
 /// Has the API server know EtcdMembers, whether or not Druid is installed there.
-async fn install(lab: &Lab) -> anyhow::Result<()> {
-    let api = Api::<CustomResourceDefinition>::all(lab.client.clone());
+pub(crate) async fn install(client: &Client) -> anyhow::Result<()> {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
     let name = EtcdMember::crd_name();
     let crds = api::crd::all();
     let crd = crds
@@ -66,7 +66,7 @@ async fn uncovered(lab: &Lab) -> anyhow::Result<Option<i64>> {
 
 /// Three members with ten keys that the backups hold and five that they lack, and with records of all that.
 async fn recorded(lab: &Lab) -> anyhow::Result<Rig> {
-    install(lab).await?;
+    install(&lab.client).await?;
     make_members(lab).await?;
     let mut rig = Rig::new(Setup::default())?;
     rig.record_in(&lab.namespace)?;

@@ -131,8 +131,13 @@ impl Rig {
     /// Has the stewards record what they do in the EtcdMembers of a namespace.
     pub(crate) fn record_in(&mut self, namespace: &str) -> anyhow::Result<()> {
         let kubeconfig = std::env::var("KUBECONFIG").context("KUBECONFIG must name a cluster")?;
+        self.record_by(Path::new(&kubeconfig), namespace)
+    }
+
+    /// The same with the API that a file leads to.
+    pub(crate) fn record_by(&mut self, kubeconfig: &Path, namespace: &str) -> anyhow::Result<()> {
         for member in &mut self.members {
-            member.kubeconfig = Some(PathBuf::from(&kubeconfig));
+            member.kubeconfig = Some(kubeconfig.to_owned());
         }
         namespace.clone_into(&mut self.namespace);
         self.reconfigure()
@@ -441,17 +446,23 @@ impl Rig {
 
 /// Restores a store with the command line, and returns the records: what `dump` prints.
 pub(crate) fn restored_from(store: &Path) -> anyhow::Result<Vec<Value>> {
+    restored_with(store, &[])
+}
+
+/// The same with more arguments.
+pub(crate) fn restored_with(store: &Path, more: &[&str]) -> anyhow::Result<Vec<Value>> {
     let to = tempfile::tempdir()?;
     let data_dir = to.path().join("restored.etcd");
     let (store, data_dir) = (store.to_string_lossy(), data_dir.to_string_lossy());
-    run(&[
+    let arguments = [
         "restore",
         "--store-provider=Local",
         "--store-container",
         &store,
         "--data-dir",
         &data_dir,
-    ])?;
+    ];
+    run(&[&arguments[..], more].concat())?;
     let output = run(&["dump", "--data-dir", &data_dir])?;
     let text = String::from_utf8(output.stdout)?;
     text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()

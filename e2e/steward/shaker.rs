@@ -4,11 +4,13 @@
 //! `just shake RUNS SEED` runs many. A seed that fails prints its story, and tells it again with
 //! `just shake 1 SEED`.
 
+mod api_server;
 mod disk;
 mod gate;
 mod history;
 mod judges;
 mod load;
+mod records;
 mod run;
 mod store;
 mod story;
@@ -17,13 +19,15 @@ mod volume;
 use std::{
     env,
     str::FromStr,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, ensure};
 use futures::{StreamExt as _, stream};
 
-use self::story::Story;
+use self::{api_server::ApiServer, story::Story};
+use crate::recorded;
 
 fn setting<T: FromStr>(variable: &str, default: T) -> anyhow::Result<T> {
     match env::var(variable) {
@@ -38,10 +42,12 @@ fn setting<T: FromStr>(variable: &str, default: T) -> anyhow::Result<T> {
 async fn shaker() -> anyhow::Result<()> {
     let (runs, seed) = (setting("SHAKE_RUNS", u64::MAX)?, setting("SHAKE_SEED", 1)?);
     let (seconds, at_once) = (setting("SHAKE_SECONDS", 240)?, setting("SHAKE_PARALLEL", 3)?);
+    let api = Arc::new(ApiServer::start().await?);
+    recorded::install(&api.client().await?).await?;
     let (begin, limit) = (Instant::now(), Duration::from_secs(seconds));
     let mut results = stream::iter(0..runs)
         .take_while(|_| std::future::ready(begin.elapsed() < limit))
-        .map(|number| one(seed + number))
+        .map(|number| one(seed + number, &api))
         .buffer_unordered(at_once);
     let (mut done, mut failed) = (0, Vec::new());
     while let Some((seed, well)) = results.next().await {
@@ -55,9 +61,9 @@ async fn shaker() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn one(seed: u64) -> (u64, bool) {
+async fn one(seed: u64, api: &Arc<ApiServer>) -> (u64, bool) {
     let story = Story::of(seed);
-    match run::run(&story).await {
+    match run::run(&story, api).await {
         Ok(report) => {
             println!(
                 "seed {seed}: {} of etcd {}, {} steps, {} answers, healed after {:.1?}: ok",

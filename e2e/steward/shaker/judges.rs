@@ -17,7 +17,10 @@ use super::{
     history::{Answer, LOG, Loss, Records, RegisterOperation},
     run::Run,
 };
-use crate::{member::tool, rig::restored_from};
+use crate::{
+    member::tool,
+    rig::{restored_with, revisions},
+};
 
 /// Keys of the log with the revisions at which they were written.
 type Log = BTreeMap<String, i64>;
@@ -30,6 +33,7 @@ pub(crate) async fn judge(run: &Run) -> anyhow::Result<()> {
     nothing_lost(&run.history.records(), &run.losses, cluster, &log)?;
     nothing_unseen(&run.history.records(), &log)?;
     restorable(run, &log).await?;
+    restorable_earlier(run, &log)?;
     no_panic(run)
 }
 
@@ -153,12 +157,38 @@ async fn restorable(run: &Run, log: &Log) -> anyhow::Result<()> {
     run.rig.until_covered(revision).await?;
     // A name may be that of half an object, which is stored again.
     let what = "the backups restore to what the cluster holds";
-    run.rig.until(what, async || same(&restored_log(run)?, log)).await
+    run.rig
+        .until(what, async || same(&restored_log(run, &[])?, log))
+        .await
 }
 
-fn restored_log(run: &Run) -> anyhow::Result<Log> {
+/// How many earlier states are looked at.
+const EARLIER: usize = 5;
+
+/// What is restored of an earlier state is what the log then was: at the end of each full snapshot, and of some deltas.
+fn restorable_earlier(run: &Run, log: &Log) -> anyhow::Result<()> {
+    // A name may be that of half an object.
+    if run.store.has_torn() {
+        return Ok(());
+    }
+    let stored = run.rig.stored()?;
+    let (fulls, deltas): (Vec<_>, Vec<_>) = stored.iter().partition(|name| name.starts_with("Full-"));
+    let step = deltas.len().div_ceil(EARLIER).max(1);
+    let fulls = fulls.into_iter().rev().take(EARLIER);
+    for name in fulls.chain(deltas.into_iter().step_by(step)) {
+        let revision = revisions(name).1;
+        let then = log.iter().filter(|(_, written)| **written <= revision);
+        let then = then.map(|(key, written)| (key.clone(), *written)).collect();
+        restored_log(run, &["--snapshot", name])
+            .and_then(|restored| same(&restored, &then))
+            .with_context(|| format!("{name} of {stored:?}"))?;
+    }
+    Ok(())
+}
+
+fn restored_log(run: &Run, more: &[&str]) -> anyhow::Result<Log> {
     let mut restored = Log::new();
-    for record in restored_from(&run.rig.store())? {
+    for record in restored_with(&run.rig.store(), more)? {
         let key = BASE64_STANDARD.decode(record["key"].as_str().unwrap_or_default())?;
         let key = String::from_utf8_lossy(&key).into_owned();
         if key.starts_with(LOG) {

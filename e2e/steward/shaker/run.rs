@@ -12,11 +12,13 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
+    api_server::ApiServer,
     disk::Disk,
     gate::{Gate, Mode},
     history::{History, Loss},
     judges,
     load::Load,
+    records::Records,
     store::Store,
     story::{Fault, StoreFault, Story},
     volume,
@@ -45,14 +47,15 @@ pub(crate) struct Run {
     pub(crate) history: Arc<History>,
     pub(crate) losses: Vec<Loss>,
     gates: Vec<Gate>,
-    store: Store,
+    pub(crate) store: Store,
+    records: Option<Records>,
     /// How often the Etcd was made.
     generation: u32,
 }
 
 /// Lets a story happen, and judges what came of it.
-pub(crate) async fn run(story: &Story) -> anyhow::Result<Report> {
-    let mut run = Run::start(story).await?;
+pub(crate) async fn run(story: &Story, api: &Arc<ApiServer>) -> anyhow::Result<Report> {
+    let mut run = Run::start(story, api).await?;
     let load = Load::start(&run.history, run.urls(), story.seed);
     let happened = run.happens(story, &load).await;
     let healed = match happened {
@@ -77,7 +80,7 @@ pub(crate) async fn run(story: &Story) -> anyhow::Result<Report> {
 }
 
 impl Run {
-    async fn start(story: &Story) -> anyhow::Result<Self> {
+    async fn start(story: &Story, api: &Arc<ApiServer>) -> anyhow::Result<Self> {
         let mut rig = Rig::new(Setup {
             size: story.size,
             etcd: story.etcd,
@@ -91,12 +94,18 @@ impl Run {
         }
         rig.reconfigure()?;
         let store = Store::open(story.store, &mut rig).await?;
+        let records = if story.recorded {
+            Some(Records::open(api, &mut rig, story.seed).await?)
+        } else {
+            None
+        };
         let mut run = Self {
             rig,
             history: Arc::new(History::new()),
             losses: Vec::new(),
             gates,
             store,
+            records,
             disks: BTreeMap::new(),
             generation: 1,
         };
@@ -190,7 +199,10 @@ impl Run {
             voters == wanted && all == wanted,
             "{voters} voters among {all} members, {wanted} wanted"
         );
-        Ok(())
+        match &self.records {
+            Some(records) => records.tell(&self.rig, clusters[0]).await,
+            None => Ok(()),
+        }
     }
 
     async fn happen(&mut self, fault: &Fault, load: &Load) -> anyhow::Result<()> {
@@ -227,6 +239,16 @@ impl Run {
                 self.gates[*member].set(Mode::Pass);
             }
             Fault::Store(fault, time) => self.fail_store(*fault, *time).await?,
+            Fault::Api(mode, time) => {
+                let records = self.records.as_ref().context("an API")?;
+                records.lead(*mode);
+                self.rest(*time).await?;
+                self.records.as_ref().context("an API")?.lead(Mode::Pass);
+            }
+            Fault::DeleteRecord(member) => {
+                let records = self.records.as_ref().context("an API")?;
+                records.make_anew(&self.rig.members[*member].name).await?;
+            }
             Fault::MoveLeader => self.move_leader().await,
             // Refused where the member doesn't own the backups or doesn't serve.
             Fault::Snapshot(member) => self.ask(*member, "/snapshot/full").await,
@@ -241,6 +263,9 @@ impl Run {
                 }
                 self.generation += 1;
                 self.rig.make_anew(&format!("u-{}", self.generation))?;
+                if let Some(records) = &self.records {
+                    records.make_all_anew(&self.rig).await?;
+                }
             }
         }
         Ok(())
@@ -321,6 +346,9 @@ impl Run {
             self.gates.push(gate);
         }
         self.rig.reconfigure()?;
+        if let Some(records) = &self.records {
+            records.admit(&mut self.rig, before, true).await?;
+        }
         load.turn_to(self.urls());
         Ok(())
     }

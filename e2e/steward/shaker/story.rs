@@ -14,6 +14,8 @@ pub(crate) struct Story {
     /// Minor version of etcd.
     pub(crate) etcd: &'static str,
     pub(crate) store: StoreKind,
+    /// Whether the members record what they do in EtcdMembers.
+    pub(crate) recorded: bool,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -52,6 +54,10 @@ pub(crate) enum Fault {
     Network(usize, Mode, Duration),
     /// The store fails.
     Store(StoreFault, Duration),
+    /// What lies between the stewards and the Kubernetes API.
+    Api(Mode, Duration),
+    /// Somebody deletes an EtcdMember.
+    DeleteRecord(usize),
     MoveLeader,
     Snapshot(usize),
     Defragment(usize),
@@ -118,6 +124,7 @@ impl Story {
             store: *[StoreKind::Folder, StoreKind::Server]
                 .choose(&mut random)
                 .unwrap_or(&StoreKind::Folder),
+            recorded: random.random_bool(0.5),
             steps: Vec::new(),
         };
         let count = random.random_range(3..=6);
@@ -150,7 +157,7 @@ impl Story {
         let member = random.random_range(0..size);
         let other = (member + random.random_range(1..size.max(2))) % size;
         let a_while = a_while(random);
-        match random.random_range(0..38) {
+        match random.random_range(0..42) {
             0 | 1 => Fault::KillMember(member),
             4 | 5 => Fault::KillSteward(member),
             6 => Fault::PauseEtcd(member, a_while),
@@ -180,6 +187,8 @@ impl Story {
                 lost: (size > 1 && random.random_bool(0.5)).then_some(member),
             },
             35..=37 => Fault::FullDisk(member, Duration::from_secs(3) + a_while),
+            38 | 39 if self.recorded => Fault::Api(mode(random), a_while),
+            40 | 41 if self.recorded => Fault::DeleteRecord(member),
             _ => Fault::KillEtcd(member),
         }
     }
@@ -228,8 +237,12 @@ impl fmt::Display for Story {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "seed {}: {} of etcd {}, backups in a {:?}",
-            self.seed, self.size, self.etcd, self.store
+            "seed {}: {} of etcd {}, backups in a {:?}, {} EtcdMembers",
+            self.seed,
+            self.size,
+            self.etcd,
+            self.store,
+            if self.recorded { "with" } else { "without" }
         )?;
         for step in &self.steps {
             writeln!(f, "  after {:?}: {:?}", step.pause, step.fault)?;
