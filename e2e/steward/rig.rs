@@ -419,12 +419,18 @@ impl Rig {
     /// Waits until the store covers a revision.
     pub(crate) async fn until_covered(&self, revision: i64) -> anyhow::Result<()> {
         self.until(&format!("revision {revision} is stored"), async || {
-            let stored = self.stored()?;
+            // A snapshot counts once its manifest is there, too.
+            let mut stored = self.stored()?;
+            stored.retain(|name| self.has_manifest(name));
             let covered = stored.iter().map(|name| revisions(name).1).max();
             ensure!(covered >= Some(revision), "the store holds {stored:?}");
             Ok(())
         })
         .await
+    }
+
+    fn has_manifest(&self, name: &str) -> bool {
+        self.store().join("v2").join(format!("Manifest-{name}")).exists()
     }
 
     /// Waits until the first member knows the only full snapshot, which has its manifest then. Returns its name.

@@ -163,7 +163,9 @@ pub(crate) fn unique_token() -> String {
 /// By how much to raise the revision, so that it lies beyond any that a client can have seen: beyond all that can have been
 /// written since the last snapshot, which ends at `end`, and beyond where a restore before this one has begun.
 fn raise_by(end: i64, uncovered: SignedDuration, raised_before: Option<i64>) -> i64 {
-    let written = uncovered.as_secs().max(0).saturating_mul(WRITES_PER_SECOND);
+    // By milliseconds: two restores from the same snapshots may follow each other within a second.
+    let milliseconds = i64::try_from(uncovered.as_millis()).unwrap_or(i64::MAX).max(0);
+    let written = milliseconds.saturating_mul(WRITES_PER_SECOND / 1000);
     let before = raised_before.map_or(0, |before| before.saturating_sub(end).max(0));
     RAISE.saturating_add(written).saturating_add(before)
 }

@@ -123,6 +123,16 @@ pub(super) fn stored_at(stored: &StoredSnapshot) -> Timestamp {
     stored.object.last_modified.unwrap_or(stored.name.created_on)
 }
 
+/// Since when a cluster that has stored nothing yet stores its backups here. Names have whole seconds, and so have manifests.
+fn begins(others: &[Tenant], etcd_uid: Option<&str>, now: Timestamp) -> Timestamp {
+    let of_same_etcd = others
+        .iter()
+        .filter(|other| etcd_uid.is_some() && other.origin.etcd_uid.as_deref() == etcd_uid);
+    let latest = of_same_etcd.map(|other| other.origin.since).max();
+    let after = latest.and_then(|latest| latest.checked_add(SignedDuration::from_secs(1)).ok());
+    whole_seconds(now).max(after.unwrap_or(Timestamp::MIN))
+}
+
 /// What was read of manifests; each is read once in the life of the process. `None`: there is none, or it names no cluster.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Origins {
@@ -141,14 +151,14 @@ impl Origins {
         *self.since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes up what this cluster's own manifests say of it, or begins now.
-    pub(super) fn claim(&self, own: Option<&Tenant>) {
+    /// Takes up what this cluster's own manifests say of it, or begins now: later than all earlier clusters of this Etcd,
+    /// whatever the clocks of their nodes said.
+    pub(super) fn claim(&self, own: Option<&Tenant>, others: &[Tenant], etcd_uid: Option<&str>) {
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
         let stated = own.map(|own| own.origin.since);
-        // Names have whole seconds, and so have manifests.
         *since = stated
             .or(*since)
-            .or_else(|| Some(whole_seconds(Timestamp::now())));
+            .or_else(|| Some(begins(others, etcd_uid, Timestamp::now())));
     }
 
     /// Notes a snapshot of this cluster's own, which needn't be looked at.
@@ -328,6 +338,30 @@ mod tests {
                     yields_to(other, Some(&second), std::slice::from_ref(&first), period, now),
                 );
                 assert!(yields.is_some() != other_yields.is_some(), "{one:?} {other:?}");
+            }
+        }
+    }
+
+    /// However late the clock of its node: a restored cluster is the successor of those before it.
+    #[test]
+    fn a_cluster_begins_after_the_earlier_ones_of_its_etcd() {
+        let earlier = [
+            tenant(&origin("b", "u1", 500), 500, 510),
+            tenant(&origin("a", "u1", 400), 400, 410),
+            tenant(&origin("c", "u2", 900), 900, 910),
+        ];
+        for (uid, now, expected) in [
+            (Some("u1"), 600, 600),
+            (Some("u1"), 500, 501),
+            (Some("u1"), 450, 501),
+            (Some("u3"), 450, 450),
+            (None, 450, 450),
+        ] {
+            let since = begins(&earlier, uid, at(now));
+            assert_eq!(since, at(expected), "{uid:?} {now}");
+            if uid == Some("u1") {
+                let new = origin("a", "u1", since.as_second());
+                assert_eq!(new.relation(&earlier[0].origin), Relation::Predecessor);
             }
         }
     }

@@ -44,7 +44,8 @@ async fn tenants(owner: &Owner, listing: &Listing) -> Result<Tenants, BackupErro
     let all = owner.origins.tenants(listing).into_iter();
     let (own, others): (Vec<_>, Vec<_>) = all.partition(|tenant| tenant.origin.cluster == cluster);
     let own = own.into_iter().next();
-    owner.origins.claim(own.as_ref());
+    let etcd_uid = owner.settings.etcd_uid.as_deref();
+    owner.origins.claim(own.as_ref(), &others, etcd_uid);
     let origin = owner.origin().ok_or(BackupError::ClusterIdUnknown)?;
     Ok(Tenants { origin, own, others })
 }
@@ -160,7 +161,7 @@ pub(super) async fn own_set(
         return Ok((None, Vec::new()));
     };
     let (reason, why) = match Box::pin(history::check(owner, full, newest)).await? {
-        Lineage::Ours => return Ok(set),
+        Lineage::Ours => return Ok(restorable(set)),
         Lineage::Other(why) => (
             HISTORY_DIFFERS,
             format!("the newest backups are of another history: {why}"),
@@ -174,6 +175,24 @@ pub(super) async fn own_set(
         .warn(reason, &format!("{why}; a full snapshot begins a new chain"))
         .await;
     Ok((None, Vec::new()))
+}
+
+/// The newest set without the deltas that a restore doesn't take: those behind a hole, and those that overlap what comes
+/// before and have no manifest to say that they tell the same story. Whoever stored those was ended before it could write one;
+/// what they hold is collected and stored again.
+fn restorable((full, deltas): NewestSet) -> NewestSet {
+    let Some(base) = full.as_ref().filter(|full| full.manifest.is_some()) else {
+        return (full, deltas);
+    };
+    let mut end = base.name.last_revision;
+    let mut taken = deltas;
+    taken.retain(|delta| {
+        let (start, last) = (delta.name.start_revision, delta.name.last_revision);
+        let follows = start == end + 1 || (start <= end && delta.manifest.is_some());
+        end = if follows { end.max(last) } else { end };
+        follows
+    });
+    (full, taken)
 }
 
 /// A listing without what other clusters have stored, if this one has stored anything.
@@ -349,4 +368,55 @@ pub(super) async fn collectable(
         listing.snapshots.retain(is_named);
     }
     Ok(listing)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(name: &str, has_manifest: bool) -> StoredSnapshot {
+        let object = |key: &str| snapstore::Object {
+            key: key.to_owned(),
+            size: 100,
+            etag: None,
+            last_modified: None,
+            version: None,
+            immutable_until: None,
+        };
+        StoredSnapshot {
+            name: name.parse().unwrap(),
+            layout: snapstore::Layout::V2,
+            object: object(name),
+            excluded: false,
+            manifest: has_manifest.then(|| object("manifest")),
+        }
+    }
+
+    /// Deltas by their revisions, with an m if they have a manifest, behind a full snapshot at 4; those that are taken.
+    #[test]
+    fn deltas_are_taken_as_a_restore_takes_them() {
+        for (full_has_manifest, deltas, expected) in [
+            (true, vec!["5-6", "7-9m"], vec!["5-6", "7-9m"]),
+            (true, vec!["2-6m", "7-9"], vec!["2-6m", "7-9"]),
+            (true, vec!["2-6"], vec![]),
+            (true, vec!["2-6", "7-9m"], vec![]),
+            (true, vec!["2-6", "7-9m", "5-20m"], vec!["5-20m"]),
+            (true, vec!["5-6m", "8-9m"], vec!["5-6m"]),
+            (false, vec!["2-6", "8-9"], vec!["2-6", "8-9"]),
+        ] {
+            let full = stored("Full-00000000-00000004-1700000000", full_has_manifest);
+            let delta = |text: &&str| {
+                let (start, last) = text.trim_end_matches('m').split_once('-').unwrap();
+                stored(
+                    &format!("Incr-{start:0>8}-{last:0>8}-1700000001"),
+                    text.ends_with('m'),
+                )
+            };
+            let all = deltas.iter().map(delta).collect();
+            let (_, taken) = restorable((Some(full), all));
+            let expected: Vec<_> = expected.iter().map(delta).map(|delta| delta.name).collect();
+            let taken: Vec<_> = taken.into_iter().map(|delta| delta.name).collect();
+            assert_eq!(taken, expected, "{deltas:?}");
+        }
+    }
 }

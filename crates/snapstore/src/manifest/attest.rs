@@ -9,7 +9,6 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use jiff::Timestamp;
-use tracing::warn;
 
 use super::{Digest, Envelope, Keyring, Manifest, Signatures, keys::Key, name_of, subject};
 use crate::{
@@ -164,12 +163,6 @@ impl Attesting {
                 self.owed().remove(name);
                 // By an earlier try whose answer got lost. With any other manifest the snapshot can't be used.
                 if is_ours { Ok(None) } else { Err(error) }
-            }
-            // Who doesn't sign does without one that never comes. One that may still come is owed: it says whose the snapshot is.
-            Err(error) if !self.keys.signs() && !error.is_retryable() => {
-                warn!(%name, %error, "the snapshot is stored, its manifest isn't");
-                self.owed().remove(name);
-                Ok(None)
             }
             Err(error) => Err(error),
         }

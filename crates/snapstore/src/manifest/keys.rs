@@ -150,11 +150,6 @@ impl Keyring {
         self.signatures
     }
 
-    /// Whether what is written is signed.
-    pub(super) fn signs(&self) -> bool {
-        self.folder.is_some()
-    }
-
     /// All keys by their ids; the last one signs. An error if there is to be one and there is none.
     pub(super) fn keys(&self) -> Result<Vec<Key>> {
         let Some(folder) = &self.folder else {
