@@ -45,7 +45,7 @@ programs:
 # Tests that need nothing but this machine and etcd's binaries; arguments go to the tests. Scenarios mostly wait
 test-unit *args:
     {{ cluster }}/build.sh etcd-3.5 etcd-3.5.16 etcd-3.6 etcd-3.7 linearizable
-    RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 3 / 2))} \
+    RUST_TEST_THREADS=${RUST_TEST_THREADS:-$(($(nproc) * 5 / 2))} \
       cargo test --workspace -- --skip cluster_ --skip store_s3 --skip store_gcs --skip store_azure --skip store_swift --skip e2e_ {{ args }}
 
 # Tests of single crates against a real API server
