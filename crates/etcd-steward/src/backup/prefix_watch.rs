@@ -9,7 +9,7 @@ use tokio::{
     sync::mpsc,
     time::{sleep, timeout},
 };
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::{
     BackupError,
@@ -189,6 +189,14 @@ fn restorable((full, deltas): NewestSet) -> NewestSet {
     taken.retain(|delta| {
         let (start, last) = (delta.name.start_revision, delta.name.last_revision);
         let follows = start == end + 1 || (start <= end && delta.manifest.is_some());
+        if !follows {
+            let why = if start > end {
+                "revisions before it are missing"
+            } else {
+                "it has no manifest"
+            };
+            warn!(name = %delta.name, after = end, why, "not counted, its revisions are stored again");
+        }
         end = if follows { end.max(last) } else { end };
         follows
     });
