@@ -46,7 +46,7 @@ async fn versions(lab: &Lab) -> anyhow::Result<[Option<String>; 2]> {
 /// out, a pod that is restarted comes back as it was, and the edit can be taken back.
 #[tokio::test]
 #[expect(clippy::too_many_lines, reason = "one story")]
-async fn e2e_peer_tls_of_a_formed_cluster_stays() -> anyhow::Result<()> {
+async fn e2e_peer_tls_stays_once_formed() -> anyhow::Result<()> {
     run("peer-tls", |lab| async move {
         lab.certificates("client", "t1").await?;
         lab.certificates("peer", "t1").await?;
