@@ -76,7 +76,11 @@ unshare --mount --pid --fork --kill-child bash -c '
     mkdir -p "$root$dir"
     mount --bind "$dir" "$root$dir"
   done <<<"$binds"
-  exec chroot "$root" /usr/bin/env -C "$checkout" "$@"
+  # Not only a chroot: who enters the namespace of a container that was made in one comes out at the real root.
+  cd "$root"
+  mkdir .host
+  pivot_root . .host
+  exec chroot . /bin/sh -c "umount -l /.host && rmdir /.host && exec /usr/bin/env -C \"\$@\"" sh "$checkout" "$@"
 ' bash "$root" "$checkout" "$(printf '%s\n' "${binds[@]}")" \
   -i HOME="$HOME" TERM="${TERM:-dumb}" LANG=C.UTF-8 SSL_CERT_FILE=/opt/ca.crt CARGO_HTTP_CAINFO=/opt/ca.crt \
   PATH="$sysroot/bin:$goroot/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin" \
