@@ -19,7 +19,7 @@ use tokio::{
 
 use crate::{
     member::run,
-    rig::{Rig, Setup, revisions},
+    rig::{Rig, Setup, last_revision, revisions},
 };
 
 /// Writes all the time, and tells how long the longest write took. As clients of etcd do, it turns to another member when
@@ -110,7 +110,7 @@ pub(crate) async fn check_chain(rig: &Rig, last: i64) -> anyhow::Result<()> {
         next = Some(end + 1);
     }
     let records = rig.restored()?;
-    let reached = records.iter().filter_map(|record| record["rev"].as_i64()).max();
+    let reached = last_revision(&records);
     ensure!(
         reached >= Some(last),
         "restored up to {reached:?}, written up to {last}"

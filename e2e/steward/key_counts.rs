@@ -5,13 +5,12 @@ use std::{collections::HashSet, fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, ensure};
 use etcd_client::{Client, CompactionOptions, DeleteOptions, Txn, TxnOp};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::sleep;
 
 use crate::{
     kube_api::KubeApi,
-    member::run,
-    rig::{Rig, Setup, stored_in},
+    rig::{Rig, Setup, restored_with, stored_in},
 };
 
 const KEYS: usize = 300;
@@ -104,25 +103,9 @@ async fn recreate(client: &mut Client) -> anyhow::Result<i64> {
 
 /// Keys below `/k/` that a restore has.
 fn keys_at(rig: &Rig, revision: i64) -> anyhow::Result<usize> {
-    let to = tempfile::tempdir()?;
-    let (store, data_dir) = (rig.store(), to.path().join("restored.etcd"));
-    let (store, data_dir) = (store.to_string_lossy(), data_dir.to_string_lossy());
-    let at = format!("--revision={revision}");
-    run(&[
-        "restore",
-        "--store-provider=Local",
-        "--store-container",
-        &store,
-        "--data-dir",
-        &data_dir,
-        &at,
-    ])?;
-    let output = run(&["dump", "--data-dir", &data_dir])?;
-    let mut keys = HashSet::new();
-    for line in String::from_utf8(output.stdout)?.lines() {
-        let record: Value = serde_json::from_str(line)?;
-        keys.extend(record["key"].as_str().map(str::to_owned));
-    }
+    let records = restored_with(&rig.store(), &[&format!("--revision={revision}")])?;
+    let keys = records.iter().filter_map(|record| record["key"].as_str());
+    let mut keys: HashSet<_> = keys.collect();
     // `/k/` in base64.
     keys.retain(|key| key.starts_with("L2sv"));
     Ok(keys.len())

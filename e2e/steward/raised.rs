@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::{
     member::run,
-    rig::{PATIENCE, Rig, Setup, revisions},
+    rig::{PATIENCE, Rig, Setup, last_revision, revisions},
 };
 
 /// How far a restore raises the revision at least.
@@ -181,7 +181,7 @@ async fn goes_on(rig: &mut Rig, stored: i64, last: i64) -> anyhow::Result<()> {
     ];
     run(&compacted)?;
     let records = crate::rig::restored_from(&copy)?;
-    let reached = records.iter().filter_map(|record| record["rev"].as_i64()).max();
+    let reached = last_revision(&records);
     ensure!(reached == Some(last), "the copy reaches {reached:?}");
     Ok(())
 }

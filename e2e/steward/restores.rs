@@ -15,7 +15,7 @@ use tokio::time::sleep;
 use crate::{
     deltas::restores_equal,
     faults::Proxy,
-    rig::{Rig, Setup, revisions},
+    rig::{Rig, Setup, last_revision, revisions},
     signing::manifest,
 };
 
@@ -55,7 +55,7 @@ async fn res_02_leases_that_run_out_are_restored_exactly() -> anyhow::Result<()>
         let stored = rig.stored()?;
         let end = stored.iter().map(|name| revisions(name).1).max();
         let records = rig.restored()?;
-        let reached = records.iter().filter_map(|record| record["rev"].as_i64()).max();
+        let reached = last_revision(&records);
         ensure!(reached >= end, "restored to {reached:?} of {end:?}");
         restores += 1;
     }

@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::{
     member::run,
-    rig::{Rig, Setup, revisions},
+    rig::{Rig, Setup, last_revision, revisions},
 };
 
 const WHOLE: &str = "etcdbr_backup_chain_verified";
@@ -214,7 +214,7 @@ async fn cmp_07_a_broken_chain_is_told_by_all() -> anyhow::Result<()> {
 
 fn check_restored(rig: &Rig, last: i64) -> anyhow::Result<()> {
     let records = rig.restored()?;
-    let reached = records.iter().filter_map(|record| record["rev"].as_i64()).max();
+    let reached = last_revision(&records);
     ensure!(
         reached == Some(last),
         "restored up to {reached:?}, written up to {last}"

@@ -494,3 +494,8 @@ pub(crate) fn revisions(name: &str) -> (i64, i64) {
     let mut parts = name.split('-').skip(1).filter_map(|part| part.parse().ok());
     (parts.next().unwrap_or(-1), parts.next().unwrap_or(-1))
 }
+
+/// The newest revision among records.
+pub(crate) fn last_revision(records: &[Value]) -> Option<i64> {
+    records.iter().filter_map(|record| record["rev"].as_i64()).max()
+}

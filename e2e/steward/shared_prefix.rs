@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 use crate::{
     backups::Writer,
     member::{Member, run},
-    rig::{Rig, Setup, restored_from, revisions, stored_in},
+    rig::{Rig, Setup, last_revision, restored_from, revisions, stored_in},
     s3_stub::Stub,
 };
 
@@ -91,7 +91,7 @@ async fn has_a_chain_of_its_own(rig: &Rig, foreign: &[String], reason: &str) -> 
     let log = rig.members[0].log();
     ensure!(log.contains(reason), "{log}");
     let records = restored_from(&rig.store())?;
-    let reached = records.iter().filter_map(|record| record["rev"].as_i64()).max();
+    let reached = last_revision(&records);
     ensure!(
         reached == Some(last),
         "restored up to {reached:?}, written up to {last}"

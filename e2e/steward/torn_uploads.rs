@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 
 use crate::{
     backups::check_chain,
-    rig::{Rig, Setup},
+    rig::{Rig, Setup, last_revision},
     s3_stub::{Fault, Stub},
 };
 
@@ -102,11 +102,7 @@ async fn a_half_that_stays_is_named_and_gone_around() -> anyhow::Result<()> {
         Ok(())
     })
     .await?;
-    let reached = rig
-        .restored()?
-        .iter()
-        .filter_map(|record| record["rev"].as_i64())
-        .max();
+    let reached = last_revision(&rig.restored()?);
     ensure!(
         reached >= Some(revision),
         "restored up to {reached:?}, written up to {revision}"

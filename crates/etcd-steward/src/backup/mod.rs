@@ -21,6 +21,8 @@ mod secondary;
 mod settings;
 mod snapshotter;
 mod stored;
+#[cfg(test)]
+mod testing;
 mod told;
 mod upload;
 mod verification;

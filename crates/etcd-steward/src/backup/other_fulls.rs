@@ -88,23 +88,7 @@ async fn lineage(owner: &Owner, known: &Known, full: &StoredSnapshot) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn stored(name: &str) -> StoredSnapshot {
-        StoredSnapshot {
-            name: name.parse().unwrap(),
-            layout: snapstore::Layout::V2,
-            object: snapstore::Object {
-                key: name.to_owned(),
-                size: 100,
-                etag: None,
-                last_modified: None,
-                version: None,
-                immutable_until: None,
-            },
-            excluded: false,
-            manifest: None,
-        }
-    }
+    use crate::backup::testing::stored;
 
     const KNOWN: &str = "Full-00000000-00000005-1700000000";
     const COMPACTED: &str = "Full-00000000-00000020-1700000100";

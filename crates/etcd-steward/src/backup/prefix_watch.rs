@@ -381,23 +381,12 @@ pub(super) async fn collectable(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backup::testing;
 
     fn stored(name: &str, has_manifest: bool) -> StoredSnapshot {
-        let object = |key: &str| snapstore::Object {
-            key: key.to_owned(),
-            size: 100,
-            etag: None,
-            last_modified: None,
-            version: None,
-            immutable_until: None,
-        };
-        StoredSnapshot {
-            name: name.parse().unwrap(),
-            layout: snapstore::Layout::V2,
-            object: object(name),
-            excluded: false,
-            manifest: has_manifest.then(|| object("manifest")),
-        }
+        let snapshot = testing::stored(name);
+        let manifest = has_manifest.then(|| snapshot.object.clone());
+        StoredSnapshot { manifest, ..snapshot }
     }
 
     /// Deltas by their revisions, with an m if they have a manifest, behind a full snapshot at 4; those that are taken.

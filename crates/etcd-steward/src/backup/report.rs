@@ -165,23 +165,7 @@ fn stored_info(snapshot: &StoredSnapshot) -> SnapshotInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn stored(name: &str) -> StoredSnapshot {
-        StoredSnapshot {
-            name: name.parse().unwrap(),
-            layout: snapstore::Layout::V2,
-            object: snapstore::Object {
-                key: name.to_owned(),
-                size: 100,
-                etag: None,
-                last_modified: None,
-                version: None,
-                immutable_until: None,
-            },
-            excluded: false,
-            manifest: None,
-        }
-    }
+    use crate::backup::testing::stored;
 
     /// A member that leads again may have told of snapshots that are old by now.
     #[test]

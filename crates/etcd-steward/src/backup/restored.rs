@@ -27,23 +27,7 @@ mod tests {
     use api::v1alpha1::Restoration;
 
     use super::*;
-
-    fn stored(name: &str) -> StoredSnapshot {
-        StoredSnapshot {
-            name: name.parse().unwrap(),
-            layout: snapstore::Layout::V2,
-            object: snapstore::Object {
-                key: name.to_owned(),
-                size: 100,
-                etag: None,
-                last_modified: None,
-                version: None,
-                immutable_until: None,
-            },
-            excluded: false,
-            manifest: None,
-        }
-    }
+    use crate::backup::testing::stored;
 
     #[test]
     fn only_a_restore_from_the_newest_snapshots_counts() {
